@@ -1,0 +1,309 @@
+"""The command `nb-assertdoc`: diagnose notebooks from a terminal.
+
+Imports wait for the command that needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from nb_assertdoc import __version__
+from nb_assertdoc.errors import AssertdocError, NotebookError, NothingToReplay, UsageError
+
+if TYPE_CHECKING:
+    from .execution import Shown
+
+OK, FAILED, USAGE, DIAGNOSED, NOT_FOUND = 0, 1, 2, 3, 4
+EXIT_CODES = (
+    "Exit codes: 0 no assert; 3 an assert, diagnosed; 4 an assert whose cause was not found; "
+    "1 the notebook failed otherwise; 2 a wrong argument or input."
+)
+ENGINES = ("ghost", "cpu", "history")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. `argv` defaults to the process's arguments."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # "?" for what the terminal cannot show
+            stream.reconfigure(errors="replace")
+    try:
+        options = _parser().parse_args(argv)
+        code: int = options.command(options)
+        return code
+    except (UsageError, NotebookError, NothingToReplay) as error:
+        return _say(f"error: {error}", USAGE)
+    except AssertdocError as error:
+        return _say(f"error: {error}", FAILED)
+
+
+def _say(message: str, code: int) -> int:
+    print("nb-assertdoc:", " ".join(message.split()), file=sys.stderr)
+    return code
+
+
+# ---- commands
+
+
+def _run(options: argparse.Namespace) -> int:
+    from . import notebooks
+
+    notebook = notebooks.read(options.notebook)
+    folder = _folder(options)
+    if options.cell is not None:
+        notebooks.check_cell(notebook, options.cell)
+    _check_outputs(options)
+
+    from .execution import execute
+
+    result = execute(
+        notebook,
+        folder,
+        kernel=options.kernel,
+        simulated_gpu=options.simulated_gpu,
+        last=options.cell,
+        engine=options.engine,
+        seconds=options.timeout,
+    )
+    _write_notebook(notebook, options)
+    if result.shown is not None:
+        return _deliver(result.shown, options)
+    if result.problem is None:
+        print("No device-side assert: every cell ran.")
+        return OK
+
+    from nb_assertdoc.detector import recognise_text
+
+    if recognise_text(result.problem) is not None:
+        return _say(f"a device-side assert without a report: {result.problem}", NOT_FOUND)
+    return _say(f"the notebook failed: {result.problem}", FAILED)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    _check_outputs(options)
+
+    from . import demo
+    from .execution import execute
+
+    with tempfile.TemporaryDirectory(prefix="nb-assertdoc-demo-") as folder:
+        result = execute(demo.notebook(), Path(folder), simulated_gpu=True)
+    if result.shown is None:
+        return _say(f"the demo made no report: {result.problem or 'no cell failed'}", FAILED)
+    if options.report is None:
+        options.report = Path(tempfile.mkdtemp(prefix="nb-assertdoc-")) / "report.json"
+    if options.html is None:
+        options.html = options.report.with_suffix(".html")
+    _deliver(result.shown, options)
+    print(f"\nSaved: {options.report} and {options.html}")
+    if demo.is_right(result.shown.report):
+        return OK
+    return _say("the demo's diagnosis is not the right one", FAILED)
+
+
+def _diagnose(options: argparse.Namespace) -> int:
+    from . import notebooks
+
+    notebook = notebooks.read(options.notebook)
+    folder = _folder(options)
+    if options.cell is None:
+        index = notebooks.failing_cell(notebook, options.notebook)
+    else:
+        index = options.cell
+        notebooks.check_cell(notebook, index, code=True)
+    _check_outputs(options)
+
+    from nb_assertdoc import doctor
+    from nb_assertdoc.report import bundle, html, text
+
+    from .execution import Shown
+
+    report = doctor.diagnose_saved(
+        notebook_path=options.notebook,
+        notebook=notebook,
+        index=index,
+        cwd=folder,
+        engine=options.engine,
+        seconds=options.timeout,
+    )
+    notebooks.add_display(notebook, index, bundle(report))
+    _write_notebook(notebook, options)
+    return _deliver(Shown(report, text(report), html(report)), options)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from nb_assertdoc.catalogue import explain
+    from nb_assertdoc.diagnosis import explain_cause
+
+    text = sys.stdin.read() if options.text == ["-"] else " ".join(options.text)
+    print(explain_cause(text.strip()) or explain(text))
+    return OK
+
+
+# ---- arguments
+
+
+class _Parser(argparse.ArgumentParser):
+    """Answers a wrong argument in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="nb-assertdoc",
+        description="Find the line, the value and the cause behind a CUDA device-side assert.",
+        epilog=EXIT_CODES,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    demo = _command(commands, "demo", _demo, "Diagnose a small built-in notebook, without a GPU.")
+    _add_outputs(demo)
+
+    run = _command(commands, "run", _run, "Execute a notebook; diagnose the assert that stops it.")
+    _add_notebook(run)
+    run.add_argument("-k", "--kernel", metavar="NAME", help="kernel name (default: this Python)")
+    run.add_argument(
+        "--simulated-gpu", action="store_true", help="pretend that this machine has a GPU"
+    )
+    run.add_argument("--cell", type=int, metavar="N", help="stop after cell N (0-based)")
+    _add_replay(run, "most seconds for one cell, its diagnosis included")
+    _add_outputs(run)
+
+    diagnose = _command(
+        commands, "diagnose", _diagnose, "Diagnose a saved notebook that holds the error."
+    )
+    _add_notebook(diagnose)
+    diagnose.add_argument(
+        "--simulated-gpu",
+        action="store_true",
+        help="as in run; changes nothing here, since a replay always simulates the GPU",
+    )
+    diagnose.add_argument(
+        "--cell", type=int, metavar="N", help="the failing cell (0-based; default: the saved error)"
+    )
+    _add_replay(diagnose, "most seconds for the replay")
+    _add_outputs(diagnose)
+
+    explain = _command(
+        commands, "explain", _explain, "Explain an error text, an assert line or a cause in words."
+    )
+    explain.add_argument("text", nargs="*", metavar="TEXT", help="the text; -: standard input")
+    return parser
+
+
+def _command(
+    commands: Any, name: str, function: Callable[[argparse.Namespace], int], summary: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
+    parser.set_defaults(command=function, notebook=None, output=None, inplace=False)
+    return parser
+
+
+def _add_notebook(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EXIT_CODES
+    parser.add_argument("notebook", type=Path, metavar="NB.ipynb", help="the notebook")
+    parser.add_argument(
+        "--cwd", type=Path, metavar="DIR", help="working directory (default: the notebook's folder)"
+    )
+    written = parser.add_mutually_exclusive_group()
+    written.add_argument(
+        "--output", type=Path, metavar="OUT.ipynb", help="write the notebook with its outputs here"
+    )
+    written.add_argument(
+        "--inplace", action="store_true", help="write the outputs into the notebook itself"
+    )
+
+
+def _add_replay(parser: argparse.ArgumentParser, timeout: str) -> None:
+    parser.add_argument("--engine", choices=ENGINES, help="how to replay (default: as needed)")
+    parser.add_argument("--timeout", type=_seconds, metavar="S", help=timeout)
+
+
+def _add_outputs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--report", type=Path, metavar="R.json", help="write the report as JSON")
+    parser.add_argument("--html", type=Path, metavar="R.html", help="write the report as HTML")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return seconds
+
+
+def _folder(options: argparse.Namespace) -> Path:
+    folder: Path = options.notebook.parent if options.cwd is None else options.cwd
+    if not folder.is_dir():
+        raise UsageError(f"--cwd {folder}: there is no such folder")
+    return folder.resolve()
+
+
+# ---- files that are written
+
+
+def _check_outputs(options: argparse.Namespace) -> None:
+    """Refuse, before anything runs, files that could not be written or should not be."""
+    taken = {} if options.notebook is None else {options.notebook.resolve(): "the input"}
+    for name in ("output", "report", "html"):
+        path: Path | None = getattr(options, name)
+        if path is None:
+            continue
+        if (other := taken.get(path.resolve())) is not None:
+            hint = "; --inplace writes it" if (name, other) == ("output", "the input") else ""
+            raise UsageError(f"--{name} {path}: this file is {other}{hint}")
+        taken[path.resolve()] = f"--{name}, too"
+        _check_writable(f"--{name}", path)
+    if options.inplace:
+        _check_writable("--inplace", options.notebook)
+
+
+def _check_writable(option: str, path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: this is a folder, not a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+    try:
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UsageError(f"{option} {path}: cannot be written ({error.strerror})") from error
+
+
+def _write_notebook(notebook: Any, options: argparse.Namespace) -> None:
+    path = options.notebook if options.inplace else options.output
+    if path is not None:
+        from . import notebooks
+
+        _write(path, notebooks.to_text(notebook))
+
+
+def _deliver(shown: Shown, options: argparse.Namespace) -> int:
+    """Print the report, write the files that were asked for; returns the exit code."""
+    from nb_assertdoc import model
+
+    print(shown.text)
+    if options.report is not None:
+        _write(options.report, model.to_json(shown.report).decode() + "\n")
+    if options.html is not None:
+        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>nb-assertdoc</title>'
+        _write(options.html, f"{head}<body>{shown.html}</body></html>\n")
+    codes = {"clean": OK, "not_found": NOT_FOUND}
+    return codes.get(shown.report.confidence, DIAGNOSED)
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error

@@ -1,0 +1,64 @@
+"""From a finding to its cause and fixes, by rules over measured facts.
+
+A rule is a `Rule` in the list `RULES`; the match with the highest score wins, the earlier rule
+among equals. Nothing here imports torch or fails on missing facts.
+"""
+
+from __future__ import annotations
+
+from nb_assertdoc.model import Cause, Crash, Fix, Observed
+
+from . import categories, indices, labels, masks, tables, values
+from .driver import contradiction
+from .facts import Facts
+from .headline import headline
+from .rule import Match, Rule
+from .texts import TEXTS
+
+__all__ = ["RULES", "cause_keys", "contradiction", "diagnose", "explain_cause", "headline"]
+
+RULES: tuple[Rule, ...] = (
+    *values.RULES,
+    *labels.RULES,
+    *masks.RULES,
+    *tables.RULES,
+    *categories.RULES,
+    *indices.RULES,
+)
+
+
+def diagnose(observed: Observed, crash: Crash | None = None) -> tuple[Cause, tuple[Fix, ...]]:
+    """The most specific cause that the facts allow, and what to do about it.
+
+    There is always an answer: where little is known it says only what is certain.
+    """
+    facts = Facts(observed, crash)
+    answers = ((rule, rule.match(facts)) for rule in RULES)
+    matches: list[tuple[Rule, Match]] = [
+        (rule, match) for rule, match in answers if match is not None
+    ]
+    rule, match = max(matches, key=lambda pair: pair[1].score)
+    cause = Cause(
+        key=rule.key,
+        title=match.title or rule.title,
+        explanation=match.explanation,
+        because=(*facts.measured(), *match.because),
+    )
+    return cause, match.fixes
+
+
+def cause_keys() -> tuple[str, ...]:
+    """Every cause key that a report or `explain` can name."""
+    return (
+        *(rule.key for rule in RULES),
+        *(key for key in TEXTS if key not in {r.key for r in RULES}),
+    )
+
+
+def explain_cause(key: str) -> str | None:
+    """Plain words for a cause key; None for an unknown one."""
+    known = {rule.key: (rule.title, rule.about) for rule in RULES} | TEXTS
+    if key not in known:
+        return None
+    title, text = known[key]
+    return f"{title}\n\n{text}"

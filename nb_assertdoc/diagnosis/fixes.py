@@ -1,0 +1,80 @@
+"""Lines to paste: assertions to keep, and edits of the user's own code where they are safe."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+
+from nb_assertdoc.model import Edit
+
+from .facts import Facts
+
+
+def parses(code: str) -> bool:
+    """True if `code` is valid Python as it stands."""
+    try:
+        ast.parse(code)
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def name_of(facts: Facts, default: str) -> str:
+    """The user's expression for the index if it can be read twice without harm, else `default`."""
+    own = (facts.observed.index_expression or "").strip()
+    return (
+        own
+        if re.fullmatch(r"[A-Za-z_]\w*([.]\w+|\[['\"]?\w+['\"]?\])*", own) and parses(own)
+        else default
+    )
+
+
+def keep(name: str, high: int | None, ignore: int | None = None, low: int = 0) -> str:
+    """The assertion that the values of tensor `name` lie in low..high-1, or are `ignore`."""
+    if high is None:
+        return f"assert int({name}.min()) >= {low}, 'negative index'"
+    if ignore is not None:
+        inside = f"({name} >= {low}) & ({name} < {high}) | ({name} == {ignore})"
+        return f"assert bool(({inside}).all()), '{low}..{high - 1} or {ignore} expected'"
+    found = f"f'{name}: {{int({name}.min())}}..{{int({name}.max())}}, valid {low}..{high - 1}'"
+    if not re.fullmatch(r"[\w.]+", name):  # quotes inside an f-string need Python 3.12
+        found = f"'outside {low}..{high - 1}'"
+    return f"assert int({name}.min()) >= {low} and int({name}.max()) < {high}, {found}"
+
+
+def keep_labels(facts: Facts, high: int | None = None) -> str:
+    """The assertion for a loss's target: `ignore_index` is let through where it is in use."""
+    ignore = facts.ignore
+    used = ignore is not None and (ignore != -100 or ignore in facts.seen.distinct)
+    return keep(name_of(facts, "labels"), high or facts.high, ignore if used else None)
+
+
+def edit_index(facts: Facts, new: str) -> Edit | None:
+    """An edit of the failing line: `{}` in `new` stands for the index expression.
+
+    Only for a plain name that stands once in a line of a cell.
+    """
+    place, name = facts.observed.finding.location, facts.observed.index_expression or ""
+    once = len(re.findall(rf"\b{re.escape(name)}\b", place.source)) == 1
+    if not name.isidentifier() or not once or place.file is not None:
+        return None
+    old = place.source.strip()
+    replaced = re.sub(rf"\b{re.escape(name)}\b", lambda _: new.format(name), old)
+    safe = parses(old) and parses(replaced)
+    return Edit(cell_id=place.cell_id, old=old, new=replaced) if safe else None
+
+
+def edit_line(
+    facts: Facts, pattern: str, new: str | Callable[[re.Match[str]], str], also: str = ""
+) -> Edit | None:
+    """An edit of the one line of the user's code that matches `pattern` (and `also`), else None."""
+    lines = {line.strip() for line in facts.code.splitlines() if not line.lstrip().startswith("#")}
+    hits = [
+        line for line in lines if re.search(pattern, line) and re.search(also, line, re.IGNORECASE)
+    ]
+    if len(hits) != 1 or len(re.findall(pattern, hits[0])) != 1:
+        return None
+    place = facts.observed.finding.location
+    cell = place.cell_id if place.source.strip() == hits[0] else None
+    return Edit(cell_id=cell, old=hits[0], new=re.sub(pattern, new, hits[0]))

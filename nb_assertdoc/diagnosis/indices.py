@@ -1,0 +1,239 @@
+"""Causes in indexing, gather and scatter: actions, graphs, and indices of the user's own code."""
+
+from __future__ import annotations
+
+import re
+
+from nb_assertdoc.model import Fix
+
+from .facts import TABLES, Facts, vocabulary, words
+from .fixes import edit_index, keep, name_of
+from .rule import Match, Rule
+
+ACTION = vocabulary("action actions act acts a_t action_batch actions_batch")
+NODE = vocabulary(
+    "edge edges edge_index node nodes neighbor neighbors neighbour neighbours adj senders receivers"
+)
+ENDS = vocabulary("src dst row col head tail source")
+
+
+def action(facts: Facts) -> Match | None:
+    chosen = ACTION & facts.index_words or {"action", "actions"} & facts.table_words
+    if facts.op == "gather" and facts.mentions(r"reward|replay|\bdqn\b|q_?net|policy"):
+        chosen = chosen or {"q", "q_values", "qvalues"} & facts.table_words
+        line = words(facts.observed.finding.location.source)
+        chosen = chosen or (line & ACTION if "log_prob" in line else set())
+    if not (facts.indexes or facts.op in {"one_hot", *TABLES}) or not chosen or not facts.bad:
+        return None
+    high, name = facts.high, name_of(facts, "actions")
+    from_one = facts.only_high and facts.smallest is not None and facts.smallest >= 1
+    why = (
+        "the actions are numbered from 1, the outputs from 0"
+        if from_one
+        else "the actions are not numbered 0..n-1, or the network has too few outputs"
+    )
+    return Match(
+        score=82,
+        explanation=f"Action {facts.found} in `{facts.name}`, but there are {high} actions, "
+        f"{facts.valid}: {why}.",
+        because=tuple(facts.sizes("act|num|n_")),
+        fixes=(
+            Fix(
+                title="Number the actions from 0 where they are stored"
+                if from_one
+                else "Map the actions to 0..n-1",
+                explanation="Convert once, when a transition is put into the memory; smaller "
+                "actions have trained the wrong output in silence.",
+                code=keep(name, high),
+                edit=edit_index(facts, "{} - 1") if from_one else None,
+            ),
+        ),
+    )
+
+
+def node_index(facts: Facts) -> Match | None:
+    if not (facts.indexes or facts.op in TABLES) or not facts.bad:
+        return None
+    finding = facts.observed.finding
+    graph = facts.graph or "Conv" in (finding.module_type or "")
+    hidden = facts.indexes and facts.observed.index_expression is None
+    summed = facts.op in {"scatter", "scatter_add", "scatter_reduce", "index_add"}
+    if NODE & facts.names:
+        score = 81
+    elif graph and (ENDS & facts.names or hidden):
+        score = 74
+    elif graph and summed:
+        score = 70
+    else:
+        return None
+    high, name = facts.high, name_of(facts, "edge_index")
+    return Match(
+        score=score,
+        explanation=f"The edges name node {facts.found}, but there are {high} nodes "
+        f"({facts.valid}). Nodes were removed or renumbered and the edges still carry the old "
+        "numbers, or numbering starts at 1.",
+        because=(
+            *facts.sizes("node|num|n_"),
+            "smaller numbers are in range and may silently name the wrong node",
+        ),
+        fixes=(
+            Fix(
+                title="Renumber the edges after nodes were dropped",
+                explanation="Map old numbers to new ones (a dict, or "
+                "torch_geometric.utils.subgraph with relabel_nodes=True) and drop edges of "
+                "removed nodes.",
+                code=keep(name, high),
+            ),
+            Fix(
+                title="Or keep all nodes, if the features are incomplete",
+                explanation="The number of feature rows must be at least the largest node "
+                "number plus one.",
+                code=f"assert x.size(0) > int({name}.max()), 'fewer feature rows than nodes'",
+            ),
+        ),
+    )
+
+
+def _own(facts: Facts) -> bool:
+    """True if the indexing itself stands in the user's line, not inside a library that it calls."""
+    place = facts.observed.finding.location
+    if facts.observed.index_expression is not None or place.expression is not None:
+        return facts.observed.index_expression is not None
+    line = place.source
+    word = {"index": r"\[", "index_put": r"\["}.get(facts.op, re.escape(facts.op.split("_")[0]))
+    return re.search(word, line) is not None
+
+
+def negative(facts: Facts) -> Match | None:
+    if not facts.all_negative or (facts.op not in TABLES and not facts.indexes):
+        return None
+    high = facts.high
+    wraps = facts.low is not None and facts.low < 0
+    rule = (
+        f"here -1 counts from the end, but not beyond {facts.low}"
+        if wraps
+        else "here -1 does not count from the end"
+    )
+    return Match(
+        score=46,
+        explanation=f"`{facts.name}` holds {facts.found}; {rule}. Negative values often mark "
+        "padding or 'nothing found' (-1, -100).",
+        fixes=(
+            Fix(
+                title="Replace or leave out negative entries before the call",
+                explanation="Mask them, or map them to a valid row (padding_idx) first; -100 "
+                "is a label that losses ignore, never an input id.",
+                code=keep(
+                    name_of(facts, "index"), high, low=facts.low if wraps and facts.low else 0
+                ),
+            ),
+        ),
+    )
+
+
+def split_by_data_parallel(facts: Facts) -> Match | None:
+    if not facts.indexes or not facts.mentions(r"(?<!Distributed)DataParallel\("):
+        return None
+    within = facts.high is not None and facts.too_large and facts.bad[-1] < 8 * facts.high
+    if not within or facts.observed.finding.module is None:
+        return None
+    return Match(
+        score=44,
+        explanation="nn.DataParallel gives each GPU a slice of the batch, but values that "
+        "point into the whole batch (a picture number, edges of a batch of graphs) stay as "
+        f"they are: {facts.found} is beyond the slice's {facts.valid}.",
+        fixes=(
+            Fix(
+                title="Run on one GPU, or use DistributedDataParallel",
+                explanation="There each process has its own batch and its own numbering.",
+                code=keep(name_of(facts, "index"), facts.high),
+            ),
+        ),
+    )
+
+
+def internal(facts: Facts) -> Match | None:
+    if not facts.indexes or _own(facts):
+        return None
+    finding = facts.observed.finding
+    inside = f" inside `{finding.module}`" if finding.module else ""
+    return Match(
+        score=15,
+        explanation=f"{finding.op}{inside}, in library code called by your line, met index "
+        f"{facts.found} where {facts.valid} is valid. Its index is made from what was passed "
+        "in: sizes, ids or a config that do not fit together, or a bug of the library.",
+        fixes=(
+            Fix(
+                title="Compare what you pass in with what the library was configured for",
+                explanation="Number of classes, ranges, sizes and ids; then search the "
+                "library's issues for the operator and the CPU's message.",
+                code=keep(name_of(facts, "index"), facts.high),
+            ),
+        ),
+    )
+
+
+def out_of_bounds(facts: Facts) -> Match | None:
+    return Match(
+        score=10,
+        explanation=f"`{facts.name}` holds {facts.found}; "
+        f"{facts.table.replace('the table', 'the tensor')} takes "
+        f"{facts.valid} there." + (" One past the end: off by one." if facts.only_high else ""),
+        because=tuple(facts.sizes("num|size|n_|len|max")),
+        fixes=(
+            Fix(
+                title="Correct the index or the size of the tensor",
+                explanation="Check where the index is computed: off by one, another dimension, "
+                "or indices of a tensor that was filtered or cut since.",
+                code=keep(name_of(facts, "index"), facts.high, low=min(facts.low or 0, 0)),
+            ),
+        ),
+    )
+
+
+RULES = (
+    Rule(
+        "action_index_out_of_range",
+        "An action is not below the number of outputs",
+        "Q-values or probabilities have one column per action, 0..n-1. Actions that are logged "
+        "from 1, or another environment's actions, do not fit. Convert them when they are "
+        "stored.",
+        action,
+    ),
+    Rule(
+        "node_index_ge_num_nodes",
+        "An edge names a node that does not exist",
+        "Edges hold node numbers 0..n-1, n = rows of the features. After nodes were dropped, "
+        "edges must be renumbered; numbers that happen to be in range are silently wrong.",
+        node_index,
+    ),
+    Rule(
+        "negative_index",
+        "A negative index",
+        "Embedding, gather and scatter take no negative index; x[i] takes -size..size-1. "
+        "Negative values often mark padding or 'nothing found': mask them first.",
+        negative,
+    ),
+    Rule(
+        "dataparallel_split_breaks_index",
+        "DataParallel split the batch, not the numbers that point into it",
+        "nn.DataParallel cuts every input along dimension 0. Columns that hold a picture's "
+        "number in the batch, or graphs in a dict, still refer to the whole batch. Use one GPU "
+        "or DistributedDataParallel.",
+        split_by_data_parallel,
+    ),
+    Rule(
+        "index_internal_oob",
+        "An index is out of bounds inside library code",
+        "The indexing is in a library, not in your line: what was passed in (class numbers, "
+        "ranges, sizes) does not fit the library's configuration, or the library has a bug.",
+        internal,
+    ),
+    Rule(
+        "index_out_of_bounds",
+        "An index is outside the tensor",
+        "x[i] takes -size..size-1, gather and scatter take 0..size-1. Off by one, a wrong "
+        "dimension, or an index made for a tensor that was filtered or cut since.",
+        out_of_bounds,
+    ),
+)

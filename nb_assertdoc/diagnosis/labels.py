@@ -1,0 +1,342 @@
+"""Causes in the targets of losses, one-hot encodings and other indices that are class labels."""
+
+from __future__ import annotations
+
+from nb_assertdoc.model import Fix
+
+from .facts import LOSSES, Facts, vocabulary
+from .fixes import edit_index, edit_line, keep, keep_labels, name_of
+from .rule import Match, Rule
+
+LABEL = vocabulary(
+    "label labels lbl tcls lbls target targets class classes cls cls_id category_id y_true"
+)
+MASK = vocabulary("mask masks seg segs segmentation semantic semseg segmap trimap")
+COUNT = r"(?i)\b(\w*class(?:es)?|num_labels|n_labels)(\s*=\s*)"
+SPAN = vocabulary("start end starts ends span spans answer")
+N_CLASSES = r"class|label|n_out|num_out|output"
+
+
+def is_label(facts: Facts) -> bool:
+    """The index means a class: by the operator, or by its name in an indexing operator."""
+    if facts.op in LOSSES or facts.op == "one_hot":
+        return True
+    picks = facts.op == "gather" or {"arange", "range"} & facts.index_words
+    named = LABEL | MASK | ({"y", "yb"} if picks else set())
+    return facts.indexes and not facts.graph and bool(facts.index_words & named)
+
+
+def _one_hot(facts: Facts) -> bool:
+    by_hand = facts.op == "index" and "eye" in facts.table_words
+    scattered = facts.op == "scatter" and bool(
+        facts.index_words & (LABEL | MASK) or {"onehot", "hot"} & facts.names
+    )
+    return facts.op == "one_hot" or by_hand or scattered
+
+
+def starts_at_1(facts: Facts) -> Match | None:
+    if not is_label(facts) or facts.op == "ctc_loss" or facts.ignore == 0:
+        return None
+    if not facts.only_high or not facts.starts_at_one or facts.largest != facts.high:
+        return None
+    return Match(
+        score=92,
+        explanation=f"`{facts.name}` is numbered 1..{facts.high}, classes are numbered "
+        f"{facts.valid}. The number of classes is right; the numbering starts at the wrong end.",
+        because=(
+            f"the values are exactly 1..{facts.high}, one more than {facts.valid} at each end",
+        ),
+        fixes=(
+            Fix(
+                title="Subtract 1 from the labels where they are made",
+                explanation="Do it once, in the data (data set, frame or collate function), "
+                "for every split; add 1 again when you show predictions.",
+                code=keep_labels(facts),
+                edit=edit_index(facts, "{} - 1"),
+            ),
+            Fix(
+                title="Or map the label names to 0..C-1 once, for all data",
+                explanation="A dict made from all names still fits if a class is added or dropped.",
+                code=keep_labels(facts),
+            ),
+        ),
+    )
+
+
+def negative_sentinel(facts: Facts) -> Match | None:
+    if not is_label(facts) or not facts.all_negative or facts.low != 0:
+        return None
+    high, name = facts.high, name_of(facts, "labels")
+    values = set(facts.seen.distinct) - {facts.ignore}
+    because: tuple[str, ...] = ()
+    if facts.ignore is not None and facts.op in LOSSES:
+        because = (f"ignore_index is {facts.ignore}, so only {facts.ignore} would be left out",)
+    if values == {-1, 1} and high == 2:
+        return Match(
+            score=88,
+            title="Labels are -1 and +1",
+            explanation=f"`{facts.name}` uses -1 and +1 for two classes; class indices are 0 "
+            "and 1.",
+            because=because,
+            fixes=(
+                Fix(
+                    title="Map -1 and +1 to 0 and 1",
+                    explanation="Half of the label plus one.",
+                    code=f"{name} = ({name} + 1) // 2; {keep(name, high)}",
+                    edit=edit_index(facts, "({} + 1) // 2"),
+                ),
+            ),
+        )
+    if (
+        facts.bad == (-1,)
+        and high is not None
+        and facts.whole
+        and facts.largest == high - 2
+        and high > 2
+    ):
+        because += (
+            f"the largest label is {high - 2}: the labels fit {facts.valid} when 1 is added",
+        )
+        explanation = (
+            f"-1 in `{facts.name}`: either 1 was subtracted from labels that began at 0 already, "
+            "or -1 marks rows without a label."
+        )
+    else:
+        explanation = (
+            f"{facts.found} in `{facts.name}` is no class: such a value usually marks rows "
+            "without a label (unlabelled, void, padding), and the loss was not told to ignore "
+            "it."
+        )
+    fixes = [
+        Fix(
+            title="Leave the rows without a label out",
+            explanation="Filter them in the data set, or mask them before the call.",
+            code=f"assert bool(({name} >= 0).all()), 'rows without a label'",
+        )
+    ]
+    if len(facts.bad) == 1 and facts.op in {"cross_entropy", "nll_loss"}:
+        value = int(facts.bad[0])
+        fixes.insert(
+            0,
+            Fix(
+                title=f"Tell the loss to ignore {value}",
+                explanation=f"ignore_index={value} gives these entries no loss and no gradient.",
+                code=keep(name, high, value),
+                edit=edit_line(
+                    facts, r"CrossEntropyLoss\(\)", f"CrossEntropyLoss(ignore_index={value})"
+                ),
+            ),
+        )
+    return Match(score=88, explanation=explanation, because=because, fixes=tuple(fixes))
+
+
+def span_position(facts: Facts) -> Match | None:
+    if facts.op not in LOSSES or not facts.too_large:
+        return None
+    here = facts.index_words & SPAN and not {"end_to_end", "label", "class"} & facts.index_words
+    inside = facts.observed.index_expression is None and facts.mentions(r"start_positions?\b")
+    logits = {"start_logits", "end_logits"} & facts.table_words
+    if not (here or logits or inside):
+        return None
+    name = name_of(facts, "start_positions")
+    return Match(
+        score=85 if here or logits else 60,
+        explanation=f"`{facts.name}` is a position in the text, and the text has only "
+        f"{facts.high} tokens here: the answer was cut off by truncation, or positions were "
+        "counted in characters.",
+        fixes=(
+            Fix(
+                title="Drop or re-map answers that truncation cut off",
+                explanation="After truncation set such a position to 0 (no answer) or leave "
+                "the row out; convert character offsets with the tokenizer's offset mapping.",
+                code=keep(name, facts.high, facts.ignore),
+            ),
+        ),
+    )
+
+
+def one_hot_class(facts: Facts) -> Match | None:
+    if not _one_hot(facts) or not facts.too_large:
+        return None
+    high, need = facts.high, int(max(facts.bad)) + 1
+    return Match(
+        score=64,
+        explanation=f"The one-hot code of `{facts.name}` has {high} columns ({facts.valid}), "
+        f"the values go up to {need - 1}. The number of classes given to the encoding is not "
+        "the data's.",
+        because=tuple(facts.sizes(N_CLASSES)),
+        fixes=(
+            Fix(
+                title=f"Give the encoding at least {need} classes, or correct the labels",
+                explanation="Take the number of classes from the data in one place and use it "
+                "everywhere.",
+                code=keep(name_of(facts, "labels"), high),
+            ),
+        ),
+    )
+
+
+def loss_mismatch(facts: Facts) -> Match | None:
+    """One output with a sigmoid into cross-entropy, class indices into BCE."""
+    argument = facts.observed.finding.argument
+    name = name_of(facts, "target")
+    if facts.op == "binary_cross_entropy" and argument == "target" and facts.bad:
+        classes = not facts.strange and all(
+            float(v).is_integer() and 2 <= v < 255 for v in facts.bad
+        )
+        if not classes:
+            return None
+        return Match(
+            score=90,
+            title="Class indices given to a binary loss",
+            explanation=f"`{facts.name}` holds class indices ({facts.found}); binary "
+            "cross-entropy wants a probability in [0, 1] for each output.",
+            fixes=(
+                Fix(
+                    title="Use cross-entropy for classes that exclude each other",
+                    explanation="nn.CrossEntropyLoss on raw outputs (one per class) and "
+                    "integer targets; for several labels at once give BCEWithLogitsLoss a 0/1 "
+                    "target per class.",
+                    code=f"assert bool((({name} >= 0) & ({name} <= 1)).all()), 'class indices "
+                    "in a binary loss'",
+                ),
+            ),
+        )
+    if facts.op in {"cross_entropy", "nll_loss"} and facts.high == 1 and facts.mentions("sigmoid"):
+        return Match(
+            score=90,
+            title="A single sigmoid output given to cross-entropy",
+            explanation="The model has one output with a sigmoid; cross-entropy needs one raw "
+            f"output per class, so with one output only label 0 exists and {facts.found} is out "
+            "of range.",
+            fixes=(
+                Fix(
+                    title="Use BCEWithLogitsLoss, or two outputs without sigmoid",
+                    explanation="One output: nn.BCEWithLogitsLoss on the raw output, float "
+                    "targets 0.0/1.0. Two outputs: nn.CrossEntropyLoss on the raw outputs.",
+                    code="assert logits.shape[1] >= 2, 'cross-entropy needs an output per class'",
+                ),
+            ),
+        )
+    return None
+
+
+def ge_num_classes(facts: Facts) -> Match | None:
+    if not is_label(facts) or not facts.too_large or facts.high is None:
+        return None
+    observed, high, name = facts.observed, facts.high, name_of(facts, "labels")
+    top = max(v for v in (facts.largest, facts.bad[-1]) if v is not None)
+    need = int(top) + 1
+    num_labels = observed.config.get("num_labels")
+    because = facts.sizes(N_CLASSES)
+    there = "the loss has" if facts.op in LOSSES else "there are"
+    explanation = (
+        f"`{facts.name}` holds {facts.found}, and {there} {facts.classes} ({facts.valid})."
+    )
+    title = f"Give the model {need} classes"
+    how = (
+        f"The last layer needs {need} outputs: take the number from all labels, {need} = "
+        "largest label + 1."
+    )
+    edit = edit_line(facts, rf"{COUNT}{high}\b", rf"\g<1>\g<2>{need}")
+    code = keep_labels(facts, need)
+    if facts.op == "ctc_loss":
+        title = "Count the blank as a class"
+        how = "CTC needs one output for each symbol and one for the blank: outputs = symbols + 1."
+    elif high == 1:
+        title = "Give the model an output per class, or use a binary loss"
+        how = (
+            "With one output use nn.BCEWithLogitsLoss and float targets; cross-entropy needs "
+            "two outputs."
+        )
+    elif num_labels == high or (observed.index_expression is None and num_labels is not None):
+        because.append(f"the model's config has num_labels={num_labels}, the labels need {need}")
+        title = f"Set num_labels={need} in the model's config"
+        how = f"Pass num_labels={need} where the config or the model is made; 2 is the default."
+        code = f"assert model.config.num_labels >= {need}, 'labels go up to {need - 1}'"
+    elif facts.whole and facts.seen.distinct_count <= high:
+        because.append(f"there are only {facts.seen.distinct_count} distinct labels, but with gaps")
+        title, edit, code = "Number the labels 0..C-1 without gaps", None, keep_labels(facts)
+        how = "The labels are raw codes; map each distinct one to its place in the sorted list."
+    step = facts.observed.finding.step
+    if step is not None and step.split and facts.held_out:
+        explanation += (
+            f" It happens in the {step.split} pass: are its classes numbered on their own, or "
+            "does it have a class that training has not?"
+        )
+    if (
+        facts.smallest is not None
+        and facts.smallest >= 1
+        and facts.whole
+        and facts.op != "ctc_loss"
+    ):
+        because.append(f"note that the smallest label is {facts.smallest}: 0 is not used")
+    if facts.bad[0] < 0:
+        because.append(f"{facts.bad[0]} is outside too: it may mark rows without a label")
+    return Match(
+        score=50,
+        explanation=explanation,
+        because=tuple(because),
+        fixes=(
+            Fix(title=title, explanation=how, code=code, edit=edit),
+            Fix(
+                title="Or correct the labels, if they are wrong",
+                explanation="One mapping from class names to 0..C-1, made from the training "
+                "data and used for every split.",
+                code=f"assert set({name}.unique().tolist()) <= set(range({high})), 'labels "
+                f"outside {facts.valid}'",
+            ),
+        ),
+    )
+
+
+RULES = (
+    Rule(
+        "label_starts_at_1",
+        "Labels start at 1",
+        "Classes are numbered 0..C-1; the labels run 1..C (ratings, MATLAB files, ids of a "
+        "table). The number of classes is right: subtract 1 from the labels, in every split. A "
+        "bigger head would hide the fault and leave output 0 unused.",
+        starts_at_1,
+    ),
+    Rule(
+        "label_negative_sentinel",
+        "A negative label marks 'no label'",
+        "A value such as -1 stands for rows without a label. Cross-entropy ignores only its "
+        "ignore_index (-100 unless you say otherwise). Set ignore_index to the mark, or leave "
+        "such rows out.",
+        negative_sentinel,
+    ),
+    Rule(
+        "label_position_ge_sequence",
+        "An answer position lies behind the end of the text",
+        "A start or end position is used as the class among the tokens of the text; truncation "
+        "cut the answer off, or positions count characters and not tokens.",
+        span_position,
+    ),
+    Rule(
+        "one_hot_class_ge_num_classes",
+        "One-hot encoding has too few classes",
+        "one_hot(x, C), or a scatter into C columns, takes values 0..C-1. The number of "
+        "classes written in the code is smaller than the largest label plus one.",
+        one_hot_class,
+    ),
+    Rule(
+        "loss_mismatch",
+        "The loss does not fit the model's output",
+        "Classes that exclude each other: raw outputs, one per class, integer targets, "
+        "cross_entropy. Yes/no or several labels at once: raw outputs and float targets in [0, "
+        "1], binary_cross_entropy_with_logits. nll_loss wants log_softmax outputs. No sigmoid "
+        "or softmax before cross_entropy or a with_logits loss.",
+        loss_mismatch,
+    ),
+    Rule(
+        "label_ge_num_classes",
+        "A label is not below the number of classes",
+        "A loss with C outputs takes labels 0..C-1. The data has more classes than the model "
+        "has outputs: a head sized too small, num_labels left at its default, a class only one "
+        "split has, labels with gaps. Compare the smallest and largest label with the number "
+        "of outputs.",
+        ge_num_classes,
+    ),
+)

@@ -1,0 +1,372 @@
+"""Causes in embedding tables whose rows are tokens, positions, types, boxes or symbols."""
+
+from __future__ import annotations
+
+import re
+
+from nb_assertdoc.model import Edit, Fix, Tokenizer
+
+from .facts import LOSSES, TABLES, Facts, vocabulary
+from .fixes import edit_line, keep, name_of
+from .rule import Match, Rule
+
+POSITION = vocabulary("pos position positions positional position_ids wpe pe posemb pos_emb")
+TYPE = vocabulary(
+    "token_type segment segments seg type_ids type_emb type_embedding type_embeddings"
+)
+BOX = vocabulary("bbox bboxes box boxes")
+SYMBOL = vocabulary(
+    "symbol symbols phoneme phonemes phone phones speaker speakers spk tts grapheme graphemes"
+)
+TOKEN = vocabulary(
+    "wte word words tok toks token tokens vocab vocabulary embed_tokens input_ids token_ids shared "
+    "src tgt trg caption captions char chars subword bpe"
+)
+
+
+def is_table(facts: Facts) -> bool:
+    """A lookup in a table of rows: embedding, or an index into something named like one."""
+    if facts.op in TABLES:
+        return True
+    named = any(re.match(r"emb|w[pt]e$|pe$|positional", word) for word in facts.table_words)
+    return facts.op in {"index", "index_select", "gather"} and named
+
+
+def _config(facts: Facts, *names: str) -> list[str]:
+    """What the model's config says about the size of the table, by name."""
+    return [
+        f"the model's config has {n}={facts.observed.config[n]}"
+        for n in names
+        if facts.observed.config.get(n) is not None
+    ]
+
+
+def bbox_coordinate(facts: Facts) -> Match | None:
+    axes = any(re.match(r"[xywh]_pos", word) for word in facts.table_words)
+    if not is_table(facts) or not (axes or BOX & facts.names):
+        return None
+    name, high = name_of(facts, "bbox"), facts.high
+    top = 1000 if high is not None and high > 1000 else (high or 1) - 1
+    sign = (
+        " A negative width or height means that a box has its corners swapped."
+        if facts.bad[:1] < (0,)
+        else ""
+    )
+    return Match(
+        score=86,
+        explanation=f"{facts.table} has a row for each coordinate {facts.valid}; the boxes hold "
+        f"{facts.found}. Boxes must be scaled to 0..{top} with the size of their own page.{sign}",
+        because=tuple(_config(facts, "max_2d_position_embeddings")),
+        fixes=(
+            Fix(
+                title=f"Scale the boxes to 0..{top} by their page's width and height",
+                explanation="Check right after scaling: the boxes and the picture's size must "
+                "have the same unit, x0 <= x1 and y0 <= y1.",
+                code=keep("bbox" if axes else name, top + 1),
+            ),
+        ),
+    )
+
+
+def token_type(facts: Facts) -> Match | None:
+    if not is_table(facts) or not TYPE & facts.names:
+        return None
+    rows, need = facts.high, int(max(facts.bad, default=0)) + 1
+    because = _config(facts, "type_vocab_size")
+    return Match(
+        score=86,
+        explanation=f"The tokenizer marked text with token type {facts.found} (second sentence), "
+        f"and {facts.table} has {rows} row{'' if rows == 1 else 's'}: type_vocab_size in the "
+        "config. Models such as RoBERTa have one row and want no token types.",
+        because=tuple(because),
+        fixes=(
+            Fix(
+                title=f"Set type_vocab_size={need}, if you train from scratch",
+                explanation="With a pretrained one-row table, leave token_type_ids out instead.",
+                code=keep(name_of(facts, "token_type_ids"), need),
+                edit=edit_line(
+                    facts, rf"type_vocab_size\s*=\s*{rows}\b", f"type_vocab_size={need}"
+                ),
+            ),
+            Fix(
+                title="Or give the model no token types",
+                explanation="Call the tokenizer with return_token_type_ids=False, or drop the "
+                "field.",
+                code="batch.pop('token_type_ids', None); assert 'token_type_ids' not in batch",
+            ),
+        ),
+    )
+
+
+def position(facts: Facts) -> Match | None:
+    if not is_table(facts) or not facts.too_large or facts.high is None:
+        return None
+    words = facts.names
+    full = {"position", "positions", "position_ids", "positional", "wpe"} & words
+    named = full or (POSITION & words and not {"tag", "tags", "upos", "xpos"} & words)
+    arange = facts.arange_like
+    if not (named and (full or arange or not facts.mentions(r"pos_?tag"))) and not arange:
+        return None
+    values, shape = facts.observed.values, facts.observed.shape
+    length = shape[-1] if shape else values.count
+    offset = int(values.maximum) - length + 1 if arange and isinstance(values.maximum, int) else 0
+    usable = facts.high - offset
+    because = _config(facts, "max_position_embeddings", "n_positions", "max_target_positions")
+    if arange:
+        start = f", positions start at {offset}, so {usable} tokens fit" if offset else ""
+        because.append(f"the longest row has {length:,} tokens{start}")
+    because += [
+        f"`{t.name}.model_max_length` is {t.model_max_length:,}, more than the {usable} that fit"
+        for t in facts.observed.tokenizers
+        if t.model_max_length is not None and t.model_max_length > usable
+    ]
+    of_model = "max_position_embeddings" in facts.observed.config
+    ids = f"assert input_ids.size(-1) <= {usable}, f'{{input_ids.size(-1)}} tokens > {usable}'"
+    return Match(
+        score=84 if named else 45,
+        explanation=f"The sequence is longer than the {facts.high} positions of "
+        f"{facts.table}: nothing cut it to {usable} tokens. A tokenizer only warns.",
+        because=tuple(because),
+        fixes=(
+            Fix(
+                title=f"Cut texts to {usable} tokens",
+                explanation=f"Give the tokenizer truncation=True, max_length={usable}, or cut "
+                "or split the rows.",
+                code=ids if of_model else keep(name_of(facts, "positions"), facts.high),
+                edit=_truncation(facts, usable),
+            ),
+            Fix(
+                title="Or make the position table longer",
+                explanation="Only for a model trained from scratch: max_position_embeddings "
+                f"(or the number of rows) at least {int(max(facts.bad)) + 1}.",
+                code=f"assert input_ids.size(-1) <= model.config.max_position_embeddings - {offset}"
+                if of_model
+                else keep(name_of(facts, "positions"), int(max(facts.bad)) + 1),
+            ),
+        ),
+    )
+
+
+def _truncation(facts: Facts, usable: int) -> Edit | None:
+    call = r"((?:self\.)?\w*tok(?:enizer)?\([^()]*(?:\[[^\]]*\])?)\)"
+    edit = edit_line(facts, call, rf"\1, truncation=True, max_length={usable})")
+    return edit if edit and not re.search("truncation|max_length", edit.old) else None
+
+
+def tts_symbol(facts: Facts) -> Match | None:
+    if facts.op not in TABLES or not facts.too_large:
+        return None
+    if SYMBOL & facts.names:
+        score = 82
+    elif facts.mentions(
+        r"n_symbols|num_symbols|text_to_sequence|phonemi|tacotron|\bvits\b|glow_?tts"
+    ):
+        score = 58
+    else:
+        return None
+    speaker = {"speaker", "speakers", "spk"} & facts.names
+    what = "Speaker" if speaker else "Symbol"
+    return Match(
+        score=score,
+        explanation=f"{what} ids go up to {facts.bad[-1]}, {facts.table} has {facts.high} rows. "
+        f"The list of {what.lower()}s that numbers the data is longer than the one that the "
+        "model was built with.",
+        because=(
+            *facts.sizes("symbol|speaker|spk|vocab|phone"),
+            *facts.longer("symbol|speaker|spk|phone"),
+        ),
+        fixes=(
+            Fix(
+                title=f"Build the table from the same list: at least {int(facts.bad[-1]) + 1} rows",
+                explanation=f"Use len() of the {what.lower()} list that the data is encoded "
+                "with (other language, added punctuation, padding symbol); with a checkpoint "
+                "use the checkpoint's list.",
+                code=keep(name_of(facts, "symbol_ids"), int(facts.bad[-1]) + 1),
+            ),
+        ),
+    )
+
+
+def _score_tokens(facts: Facts) -> int | None:
+    """How sure it is that the index holds token ids."""
+    vocab = facts.observed.config.get("vocab_size")
+    if facts.op in LOSSES:
+        named = {
+            "vocab",
+            "vocab_size",
+            "token",
+            "tokens",
+            "input_ids",
+            "captions",
+            "tgt",
+            "trg",
+        } & facts.names
+        if vocab == facts.high and facts.observed.config.get("num_labels") != facts.high:
+            return 66
+        return 62 if named and not {"token_type"} & facts.names else None
+    if not is_table(facts):
+        return None
+    named_tokens = TOKEN - {"src", "tgt", "trg"} if facts.graph else TOKEN
+    if named_tokens & facts.names or vocab == facts.high:
+        return 80
+    if any(t.size > (facts.high or 0) for t in facts.observed.tokenizers):
+        return 60
+    if facts.mentions(
+        r"input_ids|token_ids|tokeniz|\bvocab\b|vocab_size|word2idx|stoi|word_to_i[dx]"
+    ):
+        return 48
+    return 22 if len(facts.observed.shape) == 2 and (facts.high or 0) >= 1000 else None
+
+
+def _wrong_tokenizer(facts: Facts) -> tuple[Tokenizer | None, str]:
+    """The tokenizer that made the ids, as far as known, and the sub-cause."""
+    rows = facts.high or 0
+    known = sorted(facts.observed.tokenizers, key=lambda t: t.size, reverse=True)
+    for tokenizer in known:
+        if tokenizer.size > rows:
+            base = tokenizer.vocab_size
+            added = base is not None and base <= rows
+            return tokenizer, "added" if added else "other"
+    return (known[0] if known else None), "unknown"
+
+
+def token_id(facts: Facts) -> Match | None:
+    score = _score_tokens(facts)
+    if score is None or not facts.too_large:
+        return None
+    rows, need = facts.high, int(max(facts.bad)) + 1
+    tokenizer, why = _wrong_tokenizer(facts)
+    because = _config(facts, "vocab_size")
+    if tokenizer is not None:
+        size = f"len({tokenizer.name}) is {tokenizer.size:,}"
+        base = "" if tokenizer.vocab_size is None else f", its vocab_size {tokenizer.vocab_size:,}"
+        because.append(f"{size}{base}; the table has {rows:,} rows")
+        because += [f"id {i} is the token {t!r}" for i, t in list(tokenizer.tokens.items())[:4]]
+        need = max(need, tokenizer.size) if why != "unknown" else need
+    because += facts.sizes("vocab|token|word") + facts.longer("vocab|stoi|word|token")
+    target = facts.op in LOSSES
+    place = f"the output has {rows} classes" if target else f"{facts.table} has {rows} rows"
+    title: str | None = None
+    explanation = (
+        f"Token id{'s' if len(facts.bad) > 1 else ''} {facts.found} in "
+        f"`{facts.name}`, but {place}. "
+    )
+    if why == "added":
+        title = "Tokens were added, the table was not resized"
+        explanation += (
+            "Tokens were added to the tokenizer (vocab_size does not count them), "
+            "and the model was not resized."
+        )
+    elif why == "other":
+        title = "Tokenizer and model have different vocabularies"
+        explanation += (
+            "The tokenizer belongs to another checkpoint, or the model was built "
+            "with a smaller vocabulary."
+        )
+    else:
+        explanation += (
+            "The vocabulary that numbered the tokens is larger than the one the model was built for"
+            + (": often one special token such as padding." if facts.follows_high else ".")
+        )
+    named = tokenizer.name if tokenizer is not None else "tokenizer"
+    ids = name_of(facts, "input_ids")
+    transformer = bool(facts.observed.config) or facts.mentions(
+        r"transformers|from_pretrained|PreTrained"
+    )
+    edit = edit_line(facts, rf"(?<![\w.]){re.escape(named)}\.vocab_size\b", f"len({named})")
+    large = f"assert model.get_input_embeddings().num_embeddings >= len({named})"
+    resize = Fix(
+        title=f"Resize the model's embeddings to {need} tokens",
+        explanation=f"model.resize_token_embeddings(len({named})) after the last token was added, "
+        f"before training; or build the model with len({named}), which counts added tokens.",
+        code=large if edit else f"model.resize_token_embeddings(len({named})); {large}",
+        edit=edit,
+    )
+    rebuild = Fix(
+        title=f"Build the table with at least {need} rows",
+        explanation="Take the number of rows from the vocabulary that numbers the tokens, "
+        "padding and unknown included.",
+        code=keep(ids, need),
+        edit=edit_line(facts, rf"(?<!\w)vocab_size\s*=\s*{rows}\b", f"vocab_size={need}"),
+    )
+    check = Fix(
+        title="Or use the model's own tokenizer",
+        explanation="Load tokenizer and model from the same checkpoint; or use an existing "
+        "token for padding (tokenizer.pad_token = tokenizer.eos_token).",
+        code=keep(ids, rows),
+    )
+    fixes = (resize, check) if transformer else (rebuild,)
+    return Match(
+        score=score, title=title, explanation=explanation, because=tuple(because), fixes=fixes
+    )
+
+
+def table_too_small(facts: Facts) -> Match | None:
+    if facts.op not in TABLES or not facts.too_large:
+        return None
+    need = int(facts.bad[-1]) + 1
+    return Match(
+        score=20,
+        explanation=f"{facts.table} has {facts.high} rows ({facts.valid}), and `{facts.name}` "
+        f"holds {facts.found}. Either the table is too small or the index is wrong.",
+        because=tuple(facts.sizes("vocab|num|size|n_|len")),
+        fixes=(
+            Fix(
+                title=f"Give the table at least {int(facts.bad[-1]) + 1} rows, or correct the "
+                "index",
+                explanation="Take the number of rows from the data: the largest index of every "
+                "split plus one.",
+                code=keep(name_of(facts, "index"), need),
+                edit=edit_line(facts, rf"Embedding\({facts.high},", f"Embedding({need},"),
+            ),
+        ),
+    )
+
+
+RULES = (
+    Rule(
+        "bbox_coordinate_range",
+        "A box coordinate is outside the table of coordinates",
+        "Document models such as LayoutLM look each box coordinate up in a table; boxes must "
+        "be scaled to 0..1000 with the size of their own page, with x0 <= x1 and y0 <= y1.",
+        bbox_coordinate,
+    ),
+    Rule(
+        "token_type_ge_table",
+        "A token type is outside the type table",
+        "Token types tell first and second sentence apart: 0 and 1. Models such as RoBERTa "
+        "have one row (type_vocab_size=1): leave token_type_ids out, or set type_vocab_size=2 "
+        "when training from scratch.",
+        token_type,
+    ),
+    Rule(
+        "position_ge_max",
+        "The sequence is longer than the position table",
+        "A model has a row for each position (512 for BERT; RoBERTa-like models lose two of "
+        "them). The tokenizer only warns about longer texts: use truncation=True, "
+        "max_length=..., or split the text.",
+        position,
+    ),
+    Rule(
+        "tts_symbol_out_of_table",
+        "A symbol or speaker id is outside its table",
+        "Text-to-speech models number letters, phonemes and speakers by a list. The list used "
+        "for the data is longer than the one the model (or its checkpoint) was built with.",
+        tts_symbol,
+    ),
+    Rule(
+        "token_id_ge_vocab",
+        "A token id is not below the vocabulary size",
+        "A token table of V rows takes ids 0..V-1. Usual triggers: tokens added to the "
+        "tokenizer without model.resize_token_embeddings(len(tokenizer)); tokenizer and model "
+        "of different checkpoints; vocab_size read before a token was added.",
+        token_id,
+    ),
+    Rule(
+        "vocab_or_table_too_small",
+        "The table has too few rows",
+        "An embedding with V rows takes indices 0..V-1. The largest index of all data plus one "
+        "is the number of rows needed.",
+        table_too_small,
+    ),
+)

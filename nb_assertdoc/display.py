@@ -1,0 +1,72 @@
+"""The one permanent display of a crash: first the card, then the report in its place."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from . import report as views
+from .model import Report
+
+
+class Shown:
+    """A display that is updated in place. Nothing here raises into the user's cell."""
+
+    def __init__(self, shell: Any, card: views.Card | None) -> None:
+        self._shell = shell
+        self._card = card
+        self._how = card.how_to_restart if card is not None else None
+        self._id: str | None = None
+        self._bundle: dict[str, Any] = {}
+        self._captured = False
+        if card is not None:
+            self._publish(views.card_bundle(card))
+
+    def progress(self, text: str) -> None:
+        """Say in the card what is being done."""
+        terminal = getattr(self._shell, "kernel", None) is None
+        if self._card is None or terminal:  # a terminal cannot take a line back
+            return
+        self._publish(views.card_bundle(replace(self._card, progress=text)))
+
+    def report(self, report: Report, *, line_only: bool = False, headless: bool = False) -> None:
+        """Put the report in the card's place."""
+        bundle = views.bundle(report, self._how, brief=line_only)
+        self._publish(bundle)
+        if headless and os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch":
+            print(bundle["text/plain"], file=sys.__stderr__)  # a batch run shows its log alone
+
+    def controls(self, report: Report, actions: Mapping[str, Callable[[], str]]) -> None:
+        """The buttons, as a second display: in one bundle they would hide the report's HTML."""
+        if getattr(self._shell, "kernel", None) is None or not actions:
+            return
+        with contextlib.suppress(Exception):
+            widget = views.controls(report, actions)
+            if widget is not None:
+                self._send(views.controls_bundle(widget), None, False)
+
+    def again(self) -> None:
+        """Show it again if `%%capture` has swallowed it."""
+        if self._captured and self._bundle:
+            self._send(self._bundle, None, False)
+
+    def _publish(self, bundle: dict[str, Any]) -> None:
+        update = self._id is not None
+        self._id = self._id or f"nb-assertdoc-{uuid.uuid4().hex}"
+        self._bundle = bundle
+        self._captured |= type(self._shell.display_pub).__name__ == "CapturingDisplayPublisher"
+        self._send(bundle, self._id, update)
+
+    def _send(self, bundle: dict[str, Any], display_id: str | None, update: bool) -> None:
+        transient = {"display_id": display_id} if display_id else {}
+        self._shell.display_pub.publish(
+            data=bundle, metadata={}, transient=transient, update=update
+        )
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()

@@ -1,0 +1,356 @@
+"""Attaches to one shell: sees failures wherever they surface, and undoes itself on unload.
+
+`set_custom_exc` is not enough: it misses the repr of the last expression, `%%time` on IPython 7.34,
+`%run` and chained errors, and Colab takes its one slot. So the shell instance's `_showtraceback` is
+wrapped (the original first, never raising), with `post_run_cell` as the belt.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from types import TracebackType
+from typing import Any
+
+from . import detector, doctor, report, restart
+from .display import Shown
+from .magics import AssertdocMagics
+from .model import Crash, Place, Report, Source
+from .recorder import Execution, LoaderWatch, Recorder, keep_pinned_frees_harmless
+from .settings import settings, switched_off
+
+log = logging.getLogger("nb_assertdoc")
+_ATTRIBUTE = "_nb_assertdoc"
+
+
+class Attached:
+    """The extension in one shell."""
+
+    def __init__(self, shell: Any) -> None:
+        self.shell = shell
+        self.recorder = Recorder(shell, settings().integer_copy_bytes)
+        self.watch = LoaderWatch(self.recorder.cells, self._number)
+        self.tap = detector.StderrTap()
+        self.report: Report | None = None
+        self.first: Execution | None = None  # the execution that killed the context
+        self.failed: Execution | None = None  # the newest failed one
+        self._depth = 0
+        self._handled: BaseException | None = None  # the error that this cell's report is about
+        self._pending: list[Any] = []
+        self._allocator: bool | None = None
+        self._busy = False
+
+    # ---- coming and going
+
+    def attach(self) -> None:
+        """Hook into the shell."""
+        shell = self.shell
+        self._plain_showtraceback = shell._showtraceback
+        shell._showtraceback = self._showtraceback
+        shell.events.register("pre_run_cell", self._before)
+        shell.events.register("post_run_cell", self._after)
+        shell.register_magics(AssertdocMagics(shell, self))
+        self.tap.install()
+
+    def detach(self) -> None:
+        """Leave the shell as it was."""
+        shell = self.shell
+        if shell._showtraceback == self._showtraceback:
+            del shell._showtraceback
+            if shell._showtraceback != self._plain_showtraceback:
+                shell._showtraceback = self._plain_showtraceback
+        for event, callback in (("pre_run_cell", self._before), ("post_run_cell", self._after)):
+            with contextlib.suppress(ValueError):
+                shell.events.unregister(event, callback)
+        for kind, names in (("line", ("assertdoc", "cpu_replay")), ("cell", ("cpu_replay",))):
+            for name in names:
+                shell.magics_manager.magics[kind].pop(name, None)
+        self.watch.uninstall()
+        self.tap.uninstall()
+
+    def look_back(self) -> None:
+        """The first-time user's path: the extension is loaded after the crash."""
+        error = getattr(sys, "last_value", None)
+        sighting = detector.recognise(error)
+        if sighting is None:
+            return
+        tb = getattr(sys, "last_traceback", None)
+        self._adopt_history(tb)
+        self.recorder.context_dead = True
+        count = self.failed.execution_count if self.failed else None
+        where = f"In [{count}]" if count else "An earlier cell"
+        print(
+            f"{where} died of a CUDA device-side assert: an index in the data is out of range. The "
+            "GPU is fine;\nthis kernel must be restarted before it can use the GPU again "
+            f"({restart.adapter(self.shell).how}).\n`%cpu_replay` finds the line and the value first."
+        )
+
+    def _adopt_history(self, tb: TracebackType | None) -> None:
+        """Make executions of IPython's own history, for what ran before the load."""
+        history = list(self.shell.user_ns.get("In", []))[:-1]
+        for count, source in enumerate(history):
+            if count and source:
+                execution = Execution(count, count, source, None)
+                execution.filename = self.recorder.filename(source, count)
+                self.recorder.executions.append(execution)
+        while tb is not None:  # the last cell on the traceback is the cell that failed
+            name = tb.tb_frame.f_code.co_filename
+            match = [e for e in self.recorder.executions if e.filename == name]
+            if match and self.failed is None:
+                self.failed = match[-1]
+            tb = tb.tb_next
+        self.late = True
+
+    late = False  # loaded after the crash
+
+    # ---- hooks
+
+    def _number(self) -> int:
+        current = self.recorder.current
+        return current.number if current is not None else 0
+
+    def _before(self, info: Any) -> None:
+        self._depth += 1
+        if self._depth > 1 or not getattr(info, "store_history", True) or switched_off():
+            return
+        try:
+            self._handled, self._pending = None, []
+            self.tap.ensure()
+            self.watch.install()
+            if self._allocator is None:
+                self._allocator = keep_pinned_frees_harmless()
+            cell_id = getattr(info, "cell_id", None)
+            execution, error = self.recorder.begin(info.raw_cell, cell_id, self.tap.mark())
+            if error is not None and detector.recognise(error) is not None:
+                # The copies met an assert that an earlier cell left behind without looking.
+                self.recorder.context_dead = execution.dead_before = True
+                earlier = list(self.recorder.executions)[:-1]
+                self.first = self.first or (earlier[-1] if earlier else None)
+        except Exception:
+            log.exception("nb_assertdoc: could not record the cell")
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: Any, *args: Any, **kwargs: Any) -> Any:
+        result = self._plain_showtraceback(etype, evalue, stb, *args, **kwargs)
+        try:
+            self._look(evalue)
+        except KeyboardInterrupt:
+            pass  # the reply is still the user's own error
+        except Exception:
+            log.exception("nb_assertdoc: could not look at the error")
+        return result
+
+    def _after(self, result: Any) -> None:
+        self._depth = max(0, self._depth - 1)
+        current = self.recorder.current
+        info = getattr(result, "info", None)
+        if self._depth or current is None or not getattr(info, "store_history", True):
+            return
+        try:
+            error = result.error_before_exec or result.error_in_exec
+            if self._handled is None and not switched_off():
+                if error is not None:
+                    self._look(error)
+                elif not self.recorder.context_dead:
+                    self._swallowed(current)
+            current.ended(error is None and self._handled is None)
+            for shown in self._pending:
+                shown.again()
+            if self._handled is not None and error is None and not self._was_swallowed:
+                # The old stack would go on with the next cell where the assert surfaced in a repr,
+                # in %%time or in %%capture.
+                result.error_in_exec = self._handled
+        except KeyboardInterrupt:
+            pass
+        except Exception:
+            log.exception("nb_assertdoc: could not look back at the cell")
+
+    # ---- the flow
+
+    _was_swallowed = False
+
+    def _look(self, error: BaseException | None) -> None:
+        """An error was shown: act if it is an assert's."""
+        if self._busy or error is None or error is self._handled or switched_off():
+            return
+        current = self.recorder.current
+        mark = current.mark if current is not None else 0
+        if detector.recognise(error) is None:  # cheap, and not ours: leave no trace
+            return
+        sighting = detector.recognise(error, self.tap.since(mark, settings().line_seconds))
+        if sighting is None or current is None:
+            return
+        self._handled, self._was_swallowed = error, False
+        self._act(sighting, current, error.__traceback__)
+
+    def _swallowed(self, current: Execution) -> None:
+        """The driver printed assert lines, and no error came: user code caught it."""
+        sighting = detector.recognise(None, self.tap.since(current.mark, 0.0))
+        if sighting is None:
+            return
+        self._handled, self._was_swallowed = RuntimeError(doctor.SWALLOWED), True
+        self._act(sighting, current, None)
+
+    def _act(
+        self, sighting: detector.Sighting, current: Execution, tb: TracebackType | None
+    ) -> None:
+        self._busy = True
+        try:
+            cells = self.recorder.cells()
+            crash = doctor.crash_of(sighting, current.execution_count, tb, cells)
+            if tb is None:
+                crash = doctor.swallowed(crash, current.source, current.execution_count)
+            if self.recorder.context_dead:
+                self._show_stale(sighting, current, crash.surface)
+                return
+            self.recorder.context_dead = True
+            self.first = self.failed = current
+            how = restart.adapter(self.shell)
+            card = report.Card(
+                execution_count=current.execution_count,
+                how_to_restart=how.how,
+                messenger=sighting.messenger,
+                lines=sum(line.count for line in sighting.assert_lines),
+                will_replay=settings().replay,
+            )
+            shown = Shown(self.shell, card)
+            self._pending.append(shown)
+            if not settings().replay:
+                return
+            case = self.case(current, crash)
+            self.report = doctor.diagnose(case, progress=shown.progress)
+            shown.report(self.report, headless=how.headless)
+            if not how.headless:
+                shown.controls(self.report, self.actions())
+        finally:
+            self._busy = False
+
+    def _show_stale(
+        self, sighting: detector.Sighting, current: Execution, surface: Place
+    ) -> None:
+        first = self.first
+        if self.report is None or first is None:
+            print(
+                "nb_assertdoc: this kernel's GPU context was dead before this cell began, which may "
+                "well be fine.\nRestart the kernel. `%cpu_replay N` replays an earlier In [N]."
+            )
+            return
+        again = doctor.stale(self.report, sighting, current, first, surface)
+        shown = Shown(self.shell, None)
+        self._pending.append(shown)
+        shown.report(again, line_only=True)
+
+    # ---- what the magics ask for
+
+    def case(self, execution: Execution, crash: Crash | None) -> doctor.Case:
+        """All that is known about one execution."""
+        now = dict(self.shell.user_ns)
+        gone: tuple[str, ...] = ()
+        namespace: dict[str, Any] = now
+        doubts: tuple[str, ...] = ()
+        if execution.bindings is not None:
+            namespace, gone = execution.bindings.namespace(now)
+        elif crash is not None:
+            doubts = ("the cell's start was not recorded: variables are as they are now",)
+        loop = self.watch.latest
+        executions = list(self.recorder.executions)
+        before = executions[: executions.index(execution)] if execution in executions else []
+        return doctor.Case(
+            cell=execution.as_source(),
+            sources=self.recorder.sources(),
+            earlier=tuple(
+                e.as_source() for e in before if e.succeeded is not False and not _ours(e.source)
+            ),
+            namespace=namespace,
+            now=now,
+            gone=tuple(g for g in gone if g in execution.source),
+            crash=crash,
+            rng=execution.rng,
+            integers=execution.integers,
+            loop=loop if loop is not None and loop.execution == execution.number else None,
+            cwd=_cwd(),
+            doubts=doubts,
+        )
+
+    def body_case(self, body: str) -> doctor.Case:
+        """A cell's body under `%%cpu_replay`, with the notebook's state as it is now."""
+        current = self.recorder.current
+        count = current.execution_count if current is not None else None
+        source = Source(
+            filename=self.recorder.filename(body, count), source=body, execution_count=count
+        )
+        executions = list(self.recorder.executions)
+        return doctor.Case(
+            cell=source,
+            sources=(*self.recorder.sources(), source),
+            earlier=tuple(e.as_source() for e in executions[:-1] if not _ours(e.source)),
+            namespace=dict(self.shell.user_ns),
+            cwd=_cwd(),
+        )
+
+    def late_crash(self) -> Crash | None:
+        """The crash of an error that was raised before the extension was loaded."""
+        error = getattr(sys, "last_value", None)
+        sighting = detector.recognise(error)
+        if sighting is None or self.failed is None:
+            return None
+        tb = getattr(sys, "last_traceback", None)
+        return doctor.crash_of(
+            sighting, self.failed.execution_count, tb, self.recorder.cells()
+        )
+
+    def actions(self) -> dict[str, Any]:
+        """The controls below a report."""
+        adapter = restart.adapter(self.shell)
+        found: dict[str, Any] = {}
+        if adapter.can_restart:
+
+            def again() -> str:
+                adapter.restart()
+                return f"Restarting. {adapter.forewarn}".strip()
+
+            found["Restart the kernel"] = again
+        return found
+
+
+def _ours(source: str) -> bool:
+    lines = [line for line in source.splitlines() if line.strip()]
+    return bool(lines) and all(
+        line.lstrip().startswith(("%assertdoc", "%cpu_replay", "%load_ext nb_assertdoc"))
+        for line in lines
+    )
+
+
+def _cwd() -> str:
+    import os
+
+    return os.getcwd()
+
+
+def attached(shell: Any) -> Attached | None:
+    """The extension of a shell, if it is loaded."""
+    return getattr(shell, _ATTRIBUTE, None)
+
+
+def load(shell: Any) -> None:
+    """`%load_ext nb_assertdoc`: silent, unless the crash has been already."""
+    if attached(shell) is not None or switched_off():
+        return
+    mine = Attached(shell)
+    mine.attach()
+    setattr(shell, _ATTRIBUTE, mine)
+    try:
+        mine.look_back()
+    except Exception:
+        log.exception("nb_assertdoc: could not look back")
+
+
+def unload(shell: Any) -> None:
+    """`%unload_ext nb_assertdoc`."""
+    mine = attached(shell)
+    if mine is not None:
+        mine.detach()
+        delattr(shell, _ATTRIBUTE)
+
+
+__all__ = ["Attached", "attached", "load", "unload"]

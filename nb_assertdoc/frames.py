@@ -1,0 +1,226 @@
+"""User code in stacks and tracebacks: which frames are the user's, and their lines as `Place`s.
+
+Shared by host and worker, so that both name a line alike.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator
+from types import FrameType, TracebackType
+from typing import Any
+
+from .model import Place, Source
+
+_LIBRARY = tuple(
+    {
+        os.path.join(folder, "")
+        for folder in (
+            *(sysconfig.get_paths()[k] for k in ("stdlib", "platstdlib", "purelib", "platlib")),
+            *site.getsitepackages(),
+            site.getusersitepackages(),
+            os.path.dirname(os.path.abspath(__file__)),
+        )
+    }
+)
+_SHOWN = (bool, int, float, str, type(None))
+_LONGEST = 40  # characters of a value shown as name=value
+
+
+class Cells:
+    """The executions of a notebook by the file names of their code objects."""
+
+    def __init__(self, sources: Iterable[Source] = ()) -> None:
+        self._by_file: dict[str, Source] = {}
+        for source in sources:
+            self.add(source)
+
+    def add(self, source: Source) -> None:
+        """Register an execution; a later one with the same file name (same text) wins."""
+        self._by_file[source.filename] = source
+
+    def get(self, filename: str) -> Source | None:
+        """The execution behind a file name."""
+        return self._by_file.get(filename)
+
+    def __iter__(self) -> Iterator[Source]:
+        return iter(self._by_file.values())
+
+    def is_user(self, filename: str) -> bool:
+        """True for a cell, and for a file outside the installed packages."""
+        if filename in self._by_file:
+            return True
+        if filename.startswith("<") or not filename.endswith(".py"):
+            return False
+        return not filename.startswith(_LIBRARY) and os.path.isfile(filename)
+
+    def teach_linecache(self) -> None:
+        """Let `linecache`, tracebacks and `executing` see the cells under their file names."""
+        for source in self:
+            text = transformed(source.source)
+            lines = [line + "\n" for line in text.splitlines()]
+            linecache.cache[source.filename] = (len(text), None, lines, source.filename)
+
+
+def transformed(cell: str) -> str:
+    """A cell as Python: IPython's line magics, `!` and `?` rewritten, line numbers kept."""
+    from IPython.core.inputtransformer2 import TransformerManager
+
+    try:
+        return str(TransformerManager().transform_cell(cell))
+    except SyntaxError:
+        return cell
+
+
+def body(cell: str) -> str:
+    """The Python of a cell: of a `%%time` cell, what stands below the magic, at its own lines."""
+    first, _, rest = cell.partition("\n")
+    return "\n" + rest if first.startswith("%%") else transformed(cell)
+
+
+def stack(frame: FrameType | None) -> list[FrameType]:
+    """The frames from `frame` outwards."""
+    found = []
+    while frame is not None:
+        found.append(frame)
+        frame = frame.f_back
+    return found
+
+
+def user_frames(frame: FrameType | None, cells: Cells) -> list[FrameType]:
+    """The user's frames, outermost first, from the cell that runs inwards."""
+    found = [f for f in stack(frame) if cells.is_user(f.f_code.co_filename)]
+    return found[::-1]
+
+
+def user_traceback(tb: TracebackType | None, cells: Cells) -> list[TracebackType]:
+    """The user's entries of a traceback, outermost first."""
+    found = []
+    while tb is not None:
+        if cells.is_user(tb.tb_frame.f_code.co_filename):
+            found.append(tb)
+        tb = tb.tb_next
+    return found
+
+
+def place(where: FrameType | TracebackType, cells: Cells) -> Place:
+    """The line that a frame or a traceback entry stands at."""
+    if isinstance(where, TracebackType):
+        frame, line = where.tb_frame, where.tb_lineno
+    else:
+        frame, line = where, where.f_lineno
+    filename = frame.f_code.co_filename
+    cell = cells.get(filename)
+    expression, first = _expression(where)
+    if first is not None and cell is not None:
+        line = first
+    text = linecache.getline(filename, line).rstrip("\n")
+    if not text and cell is not None:
+        lines = cell.source.splitlines()
+        text = lines[line - 1] if 0 < line <= len(lines) else ""
+    return Place(
+        line=line,
+        source=text,
+        cell=cell.cell if cell else None,
+        execution_count=cell.execution_count if cell else None,
+        cell_id=cell.cell_id if cell else None,
+        file=None if cell else filename,
+        expression=expression,
+        function=_function(frame),
+    )
+
+
+def _expression(where: FrameType | TracebackType) -> tuple[str | None, int | None]:
+    """The exact sub-expression that runs, and the first line of its statement."""
+    try:
+        from executing import Source as ExecutingSource
+
+        found = ExecutingSource.executing(where)
+        node = found.node
+        if node is None:
+            return None, None
+        text = ast.get_source_segment(found.source.text, node)
+        return text, None
+    except Exception:
+        # An expression is a nicety: code without source, or compiled another way, has none.
+        return None, None
+
+
+def _function(frame: FrameType) -> str | None:
+    name = frame.f_code.co_name
+    if name == "<module>":
+        shown = ""
+    else:
+        shown = getattr(frame.f_code, "co_qualname", name).replace("<locals>.", "")
+        owner = frame.f_locals.get("self")
+        if "." not in shown and owner is not None and name in dir(type(owner)):
+            shown = f"{type(owner).__name__}.{name}"
+    values = named_values(frame)
+    if name == "<module>":
+        return None
+    return f"{shown}({', '.join(values)})"
+
+
+def named_values(frame: FrameType) -> list[str]:
+    """Arguments of a call as `name=value`: only values of plain types, never a tensor's repr."""
+    if frame.f_code.co_name == "<module>":
+        return []
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return [f"{n}={shown(frame.f_locals[n])}" for n in names if plain(frame.f_locals.get(n, ...))]
+
+
+def plain(value: Any) -> bool:
+    """True for a value that can be shown in a few characters without running user code."""
+    return type(value) in _SHOWN and len(repr(value)) <= _LONGEST
+
+
+def shown(value: Any) -> str:
+    """A plain value as text."""
+    return repr(value)
+
+
+def loop_variables(frame: FrameType, targets: Iterable[str]) -> list[str]:
+    """Loop variables of a frame as `name=value`."""
+    return [f"{n}={shown(frame.f_locals[n])}" for n in targets if plain(frame.f_locals.get(n, ...))]
+
+
+def call_site(frame: FrameType | None, cells: Cells, skip: tuple[str, ...] = ()) -> str:
+    """A key of the place that runs, alike in host and worker.
+
+    Made of function names, lines and short file names from `frame` out to the cell. Frames of
+    files whose name holds one of `skip` do not count.
+    """
+    parts = []
+    for f in stack(frame):
+        filename = f.f_code.co_filename
+        if any(s in filename for s in skip):
+            continue
+        user = cells.get(filename) is not None
+        short = filename if user else os.sep.join(filename.split(os.sep)[-3:])
+        parts.append(f"{short}:{f.f_code.co_name}:{f.f_lineno}")
+        if user and f.f_code.co_name == "<module>":
+            break
+    return " < ".join(parts[:12])
+
+
+_LOADER_FRAMES = ("torch/utils/data/", "nb_assertdoc/", "tqdm/")  # host and worker differ in these
+
+
+def loader_key(loader: Any, cells: Cells, frame: FrameType) -> str:
+    """A key of the loop over a DataLoader that `frame` begins, alike in host and worker."""
+    try:
+        size = len(loader.dataset)
+    except TypeError:
+        size = -1
+    return f"{type(loader.dataset).__name__}[{size}] @ {call_site(frame, cells, _LOADER_FRAMES)}"
+
+
+def here(depth: int = 1) -> FrameType:
+    """The caller's frame."""
+    return sys._getframe(depth + 1)

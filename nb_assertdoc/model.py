@@ -1,0 +1,351 @@
+"""The frozen types that pass between stages, and their JSON form.
+
+`Report` is the published contract (`application/vnd.nb-assertdoc.report.v1+json`); `Evidence` and
+`Order` are the two files that the host and the worker exchange. Everything here is plain data.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import msgspec
+
+MIME = "application/vnd.nb-assertdoc.report.v1+json"
+SCHEMA = "nb-assertdoc.report.v1"
+SHOWN_VALUES = 256  # most distinct values and positions that a finding carries
+
+Confidence = Literal["certain", "likely", "not_found", "clean"]
+Outcome = Literal["fault", "clean", "other_error", "stopped", "unavailable"]
+Number = int | float | str  # a str is one of "nan", "inf", "-inf": JSON has no such numbers
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of all records: frozen, keyword-only."""
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Place(Record):
+    """A line of code. `line` is 1-based within its cell or file; `cell` is 0-based in the .ipynb."""
+
+    line: int
+    source: str
+    cell: int | None = None
+    execution_count: int | None = None
+    cell_id: str | None = None
+    file: str | None = None
+    expression: str | None = None
+    function: str | None = None  # with arguments and loop variables, e.g. "train_one(lr=0.3)"
+
+
+class AssertLine(Record):
+    """One distinct line that the GPU driver printed, with how often it came."""
+
+    text: str
+    catalogue_id: str | None
+    kernel_file: str
+    line: int
+    count: int
+
+
+class FirstFailed(Record):
+    """The execution whose kernel really failed, with its source as it was then."""
+
+    execution_count: int | None
+    source: str
+
+
+class Crash(Record):
+    """What the host saw."""
+
+    exception: str
+    message: str
+    surface: Place
+    execution_count: int | None
+    error_code: int | None = None
+    messenger: str | None = None  # "cuBLAS", "cuDNN", ... when another library brought the news
+    assert_lines: tuple[AssertLine, ...] = ()
+    stale: bool = False
+    first_failed: FirstFailed | None = None
+    rank: int | None = None
+
+
+class Bound(Record):
+    """Valid range: half-open for an index, closed (`high_inclusive`) for a value such as BCE's input."""
+
+    low: int | float
+    high: int | float
+    high_inclusive: bool = False
+    ignore: int | None = None
+
+
+class Step(Record):
+    """Where in a loop the faulty call was. `iteration` is 0-based within the innermost loop."""
+
+    loop: str
+    iteration: int
+    batch_rows: tuple[int, ...] = ()
+    dataset_indices: tuple[int, ...] | None = None
+    split: str | None = None
+
+
+class Finding(Record):
+    """One faulty call, with the values that were read in it."""
+
+    op: str
+    aten_op: str
+    argument: str
+    bad_values: tuple[Number, ...]
+    distinct_bad: int
+    bad_count: int
+    total: int
+    positions: tuple[tuple[int, ...], ...]
+    bound: Bound | None
+    margin: float | None
+    location: Place
+    user_frames: tuple[Place, ...] = ()  # outermost first
+    module: str | None = None
+    module_type: str | None = None
+    table: str | None = None
+    step: Step | None = None
+
+
+class Cause(Record):
+    """Why the value was out of range."""
+
+    key: str
+    title: str
+    explanation: str
+    because: tuple[str, ...] = ()
+
+
+class Edit(Record):
+    """A change of the user's own code: replace `old` by `new` in the cell."""
+
+    cell_id: str | None
+    old: str
+    new: str
+
+
+class Fix(Record):
+    """What to do about a cause."""
+
+    title: str
+    explanation: str
+    code: str | None = None
+    edit: Edit | None = None
+
+
+class RealError(Record):
+    """The CPU's own error for the same call."""
+
+    type: str
+    message: str
+    traceback: tuple[str, ...] = ()
+
+
+class Tightest(Record):
+    """The call that came nearest to its bound without leaving it (`margin` 0: the last valid value)."""
+
+    op: str
+    argument: str
+    module: str | None
+    value: Number
+    bound: Bound
+    margin: float
+
+
+class Checks(Record):
+    """How much a replay has checked."""
+
+    calls: int = 0
+    operators: int = 0
+    tightest: tuple[Tightest, ...] = ()
+
+
+class Replay(Record):
+    """One try of one engine."""
+
+    engine: str
+    outcome: Outcome
+    seconds: float
+    peak_rss_bytes: int | None = None
+    steps: int | None = None
+    checks: Checks = Checks()
+    differences: tuple[str, ...] = ()
+
+
+class Lost(Record):
+    """A variable that could not be salvaged."""
+
+    name: str
+    what: str
+    why: str
+
+
+class Kept(Record):
+    """A variable that was salvaged."""
+
+    name: str
+    type: str
+    bytes: int
+
+
+class Environment(Record):
+    """Versions and platform of the host."""
+
+    python: str
+    ipython: str
+    platform: str
+    torch: str | None = None
+    devices: tuple[str, ...] = ()
+
+
+class Report(Record):
+    """The contract of section 7 of docs/architecture.md."""
+
+    confidence: Confidence
+    headline: str
+    environment: Environment
+    crash: Crash | None = None
+    finding: Finding | None = None
+    other_findings: tuple[Finding, ...] = ()
+    cause: Cause | None = None
+    fixes: tuple[Fix, ...] = ()
+    real_error: RealError | None = None
+    replays: tuple[Replay, ...] = ()
+    lost: tuple[Lost, ...] = ()
+    kept: tuple[Kept, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    schema: str = SCHEMA
+
+
+# ---- what a worker writes down: evidence.json
+
+
+class Values(Record):
+    """Summary of a set of integers or floats: of one tensor, or of one column of a data set."""
+
+    count: int
+    minimum: Number | None = None
+    maximum: Number | None = None
+    distinct: tuple[Number, ...] = ()  # sorted, at most SHOWN_VALUES
+    distinct_count: int = 0
+    complete: bool = True  # False: a budget ended the scan early
+    bad_count: int = 0  # how many of them are outside the finding's bound
+
+
+class Tokenizer(Record):
+    """A tokenizer found among the notebook's variables."""
+
+    name: str  # the variable
+    size: int  # len(tokenizer): with added tokens
+    vocab_size: int | None = None  # without
+    model_max_length: int | None = None
+    tokens: dict[str, str] = {}  # bad id -> token text
+
+
+class Variable(Record):
+    """A variable of the notebook that a rule may name: an int, a sized container, a column."""
+
+    name: str
+    value: str
+
+
+class Observed(Record):
+    """A finding with all that the replay could see around it; the material of the cause rules."""
+
+    finding: Finding
+    dtype: str  # of the index tensor, "int64"
+    shape: tuple[int, ...]  # of the index tensor
+    values: Values  # all values of the index tensor of the failing call
+    input_shape: tuple[int, ...] = ()  # of the tensor that is indexed, or of the loss's input
+    data: Values | None = None  # the same field over the data set, as far as it was scanned
+    data_name: str | None = None  # the user's name of that data set ("train_ds")
+    index_expression: str | None = None  # source of the index argument in the user's call ("labels")
+    table_expression: str | None = None  # source of the table or of the loss's input ("logits")
+    config: dict[str, int | str | None] = {}  # num_labels, vocab_size, ... of a model's config object
+    tokenizers: tuple[Tokenizer, ...] = ()
+    variables: tuple[Variable, ...] = ()
+    sources: tuple[str, ...] = ()  # code in play: the failing cell, the classes and functions it reaches
+    first_nan: str | None = None  # the first parameter or module output that held NaN
+    unknown: tuple[str, ...] = ()  # what the finding depends on that was made up; () allows "certain"
+    real_error: RealError | None = None
+
+
+class Evidence(Record):
+    """What one replay wrote down."""
+
+    engine: str
+    outcome: Outcome
+    seconds: float
+    observed: tuple[Observed, ...] = ()
+    checks: Checks = Checks()
+    differences: tuple[str, ...] = ()
+    decisions: tuple[str, ...] = ()  # places where a made-up value decided a branch of user code
+    ghost_operators: tuple[str, ...] = ()  # checked operators whose argument was a ghost: not checked
+    missing: tuple[str, ...] = ()  # salvage losses that the cell touched: they need `history`
+    error: RealError | None = None  # what ended the replay, if it was not the fault
+    warnings: tuple[str, ...] = ()  # the user's own warnings (tokenizers warn of long texts)
+    peak_rss_bytes: int | None = None
+    steps: int | None = None
+
+
+# ---- what the host asks of a worker: order.json
+
+
+class Source(Record):
+    """The source of one execution, under the file name that its code objects carry."""
+
+    filename: str
+    source: str
+    execution_count: int | None = None
+    cell_id: str | None = None
+    cell: int | None = None  # 0-based in the .ipynb, where known
+
+
+class LoaderPlan(Record):
+    """Which DataLoader loop failed, and which of its batches are to be replayed.
+
+    The index lists themselves lie in `loader.pickle`: a sampler may hand out any object.
+    """
+
+    key: str  # of the call site of `__iter__`
+    first: int  # ordinal of the first recorded list within its epoch
+    count: int
+    workers: int
+    base_seed: int | None
+    finished: bool  # the host's loop had used up the loader
+
+
+class Order(Record):
+    """One replay."""
+
+    engine: Literal["ghost", "cpu", "history"]
+    real_floats: bool
+    cell: Source
+    sources: tuple[Source, ...] = ()  # every cell run so far, for the text of a line
+    history: tuple[Source, ...] = ()  # executions to run first, in this order
+    cwd: str = "."
+    sys_path: tuple[str, ...] = ()
+    device_count: int = 1
+    device_name: str = "NVIDIA GPU"
+    capability: tuple[int, int] = (8, 0)
+    device_memory: int = 16 << 30
+    loader: LoaderPlan | None = None
+    max_steps: int | None = None
+    seconds: float = 15.0
+
+
+def to_json(record: Record) -> bytes:
+    """The JSON form of any record of this module."""
+    return msgspec.json.encode(record)
+
+
+def from_json(data: bytes | str, type_: type[R]) -> R:
+    """Read a record back.
+
+    Raises `msgspec.ValidationError` when `data` is not a `type_`.
+    """
+    return msgspec.json.decode(data, type=type_)

@@ -1,0 +1,167 @@
+"""One `Execution` a cell: what the notebook looked like just before it ran."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import weakref
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from ..frames import Cells
+from ..model import Source
+from .integers import IntegerCopies
+
+KEPT_SOURCES = 5000
+KEPT_BINDINGS = 3  # newest executions whose bindings are kept; older ones keep their source
+
+
+class Execution:
+    """One run of one cell. `number` is our own counter: front ends' silent requests share counts."""
+
+    def __init__(
+        self, number: int, execution_count: int | None, source: str, cell_id: str | None
+    ) -> None:
+        self.number = number
+        self.execution_count = execution_count
+        self.source = source
+        self.cell_id = cell_id
+        self.filename = ""
+        self.succeeded: bool | None = None
+        self.seconds = 0.0
+        self.bindings: Bindings | None = None
+        self.rng: tuple[Any, Any, Any] | None = None
+        self.integers: Mapping[int, Any] = {}
+        self.mark = 0  # of the stderr tap
+        self.dead_before = False  # the GPU context was dead as this cell began
+        self._began = time.perf_counter()
+
+    def ended(self, succeeded: bool) -> None:
+        """The cell is over."""
+        self.succeeded = succeeded
+        self.seconds = time.perf_counter() - self._began
+
+    def as_source(self) -> Source:
+        """The record of it."""
+        return Source(
+            filename=self.filename,
+            source=self.source,
+            execution_count=self.execution_count,
+            cell_id=self.cell_id,
+        )
+
+
+class Bindings:
+    """A shallow copy of a namespace that keeps no tensor, module or frame alive.
+
+    A strong reference would keep `del model` from freeing GPU memory: an out-of-memory of our making.
+    """
+
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        torch = sys.modules.get("torch")
+        heavy = (torch.Tensor, torch.nn.Module) if torch is not None else ()
+        self._strong: dict[str, Any] = {}
+        self._weak: dict[str, weakref.ref[Any]] = {}
+        for name, value in list(namespace.items()):
+            if heavy and isinstance(value, heavy):
+                self._weak[name] = weakref.ref(value)
+            elif type(value).__name__ != "frame":
+                self._strong[name] = value
+
+    def namespace(self, now: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The bindings as they were, and the names whose value is gone since."""
+        found = dict(self._strong)
+        gone = []
+        for name, reference in self._weak.items():
+            value = reference()
+            if value is not None:
+                found[name] = value
+            elif name in now:
+                found[name] = now[name]
+            else:
+                gone.append(name)
+        return found, tuple(gone)
+
+
+class Recorder:
+    """Keeps the executions of one shell."""
+
+    def __init__(self, shell: Any, integer_bytes: int) -> None:
+        self._shell = shell
+        self._copies = IntegerCopies(integer_bytes)
+        self._number = 0
+        self.executions: deque[Execution] = deque(maxlen=KEPT_SOURCES)
+        self.context_dead = False  # once dead, nothing is copied from the GPU any more
+
+    @property
+    def current(self) -> Execution | None:
+        """The newest execution."""
+        return self.executions[-1] if self.executions else None
+
+    def begin(self, raw_cell: str, cell_id: str | None, mark: int) -> tuple[Execution, Any]:
+        """A cell is about to run. Returns its execution, and the error that the copies met if any."""
+        self._number += 1
+        # `shell.execution_count` is already that of the next cell on IPython 9, not yet on 7.
+        count = len(self._shell.history_manager.input_hist_parsed)
+        execution = Execution(self._number, count, raw_cell, cell_id)
+        execution.filename = self.filename(raw_cell, execution.execution_count)
+        execution.mark = mark
+        execution.dead_before = self.context_dead
+        error = None
+        if not self.context_dead:
+            execution.rng = random_states()
+            execution.bindings = Bindings(self._shell.user_ns)
+            execution.integers, error = self._copies.take(self._shell.user_ns)
+        self.executions.append(execution)
+        for old in list(self.executions)[-KEPT_BINDINGS - 1 : -KEPT_BINDINGS]:
+            old.bindings, old.integers, old.rng = None, {}, None
+        return execution, error
+
+    def filename(self, raw_cell: str, count: int | None) -> str:
+        """The name under which this shell will compile the cell."""
+        code = self._shell.transform_cell(raw_cell) if raw_cell else ""
+        try:
+            return str(self._shell.compile.get_code_name(raw_cell, code, count))
+        except Exception:
+            # The name is IPython's private matter; without it, lines have no cell number.
+            return f"<cell {self._number}>"
+
+    def cells(self) -> Cells:
+        """Every execution so far, for the text of a line."""
+        return Cells(self.sources())
+
+    def sources(self) -> tuple[Source, ...]:
+        """The record of every execution so far; `%%time` compiles its body under one fixed name."""
+        found = [e.as_source() for e in self.executions]
+        current = self.current
+        if current is not None and current.source.startswith("%%time"):
+            body = current.source.partition("\n")[2]
+            found.append(
+                Source(
+                    filename="<timed exec>",
+                    source=body,
+                    execution_count=current.execution_count,
+                    cell_id=current.cell_id,
+                )
+            )
+        return tuple(found)
+
+    def by_count(self, count: int) -> Execution | None:
+        """The newest execution with this `In [count]`."""
+        return next((e for e in reversed(self.executions) if e.execution_count == count), None)
+
+
+def random_states() -> tuple[Any, Any, Any]:
+    """States of the random generators of Python, numpy and torch's CPU, where they are loaded."""
+    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
+    numpy_random = getattr(numpy, "random", None)
+    generator = getattr(torch, "default_generator", None)
+    return (
+        random.getstate(),
+        numpy_random.get_state() if numpy_random is not None else None,
+        generator.get_state() if generator is not None else None,
+    )
+
+

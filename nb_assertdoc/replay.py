@@ -1,0 +1,246 @@
+"""Runs one order in a fresh kernel, within limits of time and memory, and reads its evidence."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from .errors import WorkerError
+from .model import Evidence, Order, from_json, to_json
+
+START_SECONDS = 60.0  # for the kernel itself: a cold disk is slow, a broken one never answers
+_GRACE = 2.0  # between an interrupt and the kill
+_POLL = 0.1
+
+Progress = Callable[[str], None]
+
+
+def run(
+    order: Order,
+    folder: Path,
+    *,
+    memory_bytes: int | None = None,
+    progress: Progress = lambda text: None,
+) -> Evidence:
+    """Replay `order` in `folder` (which holds the capsule, if any) and return what was found.
+
+    `order.seconds` counts from the moment the cell begins: starting a kernel and importing torch are
+    the floor of every replay. A KeyboardInterrupt ends the worker and is raised again.
+
+    Raises `WorkerError` when the kernel does not start, or dies without evidence.
+    """
+    (folder / "order.json").write_bytes(to_json(order))
+    (folder / "evidence.json").unlink(missing_ok=True)
+    with _Kernel(folder) as kernel:
+        kernel.request(f"import nb_assertdoc.worker as _w; _w.prepare({str(folder)!r})")
+        progress("loading the notebook's state")
+        started = time.monotonic()
+        limit = _Limit(kernel.pid, memory_bytes)
+        prepared = kernel.wait(time.monotonic() + max(START_SECONDS, order.seconds), limit)
+        if not prepared:
+            return _evidence(folder, order, limit, started, kernel)
+        deadline = time.monotonic() + order.seconds
+        for source in order.history:
+            progress(f"running In [{source.execution_count}] again for what it made")
+            kernel.request(source.source, history=True)
+            if not kernel.wait(deadline, limit, stop_on_error=False):
+                return _evidence(folder, order, limit, started, kernel)
+        if order.history:
+            kernel.request("_w.begin_cell()")
+            kernel.wait(deadline, limit)
+        progress("replaying the cell on the CPU")
+        kernel.request(order.cell.source, history=True)
+        kernel.wait(deadline, limit, stop_on_error=False)
+        if kernel.alive():
+            kernel.request("_w.finish()")
+            kernel.wait(time.monotonic() + _GRACE, limit)
+        return _evidence(folder, order, limit, started, kernel)
+
+
+def _evidence(
+    folder: Path, order: Order, limit: _Limit, started: float, kernel: _Kernel
+) -> Evidence:
+    path = folder / "evidence.json"
+    if path.is_file():
+        return from_json(path.read_bytes(), Evidence)
+    if limit.reason:
+        return Evidence(
+            engine=order.engine,
+            outcome="stopped",
+            seconds=time.monotonic() - started,
+            differences=(limit.reason,),
+            peak_rss_bytes=limit.peak or None,
+        )
+    raise WorkerError(f"the replay's kernel died: {kernel.last_words() or 'it said nothing'}")
+
+
+class _Limit:
+    """Memory of the worker, looked at now and then."""
+
+    def __init__(self, pid: int, most: int | None) -> None:
+        self._pid = pid
+        self._most = most
+        self.peak = 0
+        self.reason = ""
+
+    def exceeded(self) -> bool:
+        """True when the worker holds more memory than allowed."""
+        if self._most is None:
+            return False
+        import psutil
+
+        try:
+            now = psutil.Process(self._pid).memory_info().rss
+        except psutil.Error:
+            return False
+        self.peak = max(self.peak, now)
+        if now > self._most:
+            self.reason = f"the replay needed more than {self._most / 1e9:.1f} GB of memory"
+        return bool(self.reason)
+
+
+class _Kernel:
+    """A fresh kernel of this interpreter, over ipc where the system has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._sockets = ""
+        self._log: Any = None
+
+    def __enter__(self) -> _Kernel:
+        from jupyter_client.kernelspec import KernelSpec
+        from jupyter_client.manager import KernelManager
+
+        self._sockets = tempfile.mkdtemp(prefix="nba-")  # a socket's path has 107 bytes at most
+        options: dict[str, Any] = {}
+        if os.name == "posix":
+            options = {"transport": "ipc", "ip": os.path.join(self._sockets, "k")}
+        self._manager = KernelManager(
+            connection_file=os.path.join(self._sockets, "c.json"), **options
+        )
+        self._manager._kernel_spec = KernelSpec(
+            argv=[
+                sys.executable,
+                "-m",
+                "ipykernel_launcher",
+                "-f",
+                "{connection_file}",
+                "--HistoryManager.enabled=False",
+            ],
+            display_name="nb_assertdoc replay",
+            language="python",
+        )
+        self._log = open(self._folder / "kernel.log", "wb")  # noqa: SIM115  closed in __exit__
+        try:
+            self._manager.start_kernel(
+                env=_environment(), cwd=str(self._folder), stdout=self._log, stderr=self._log
+            )
+            self._client = self._manager.blocking_client()
+            self._client.start_channels()
+            self._client.wait_for_ready(timeout=START_SECONDS)
+        except KeyboardInterrupt:
+            self.__exit__()
+            raise
+        except Exception as error:
+            words = self.last_words()
+            self.__exit__()
+            raise WorkerError(f"the replay's kernel did not start: {error} {words}") from error
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        client = getattr(self, "_client", None)
+        if client is not None:
+            client.stop_channels()
+        if self._manager.has_kernel:
+            self._manager.shutdown_kernel(now=True)
+        self._manager.cleanup_resources()
+        if self._log is not None:
+            self._log.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the worker."""
+        provisioner = self._manager.provisioner
+        return int(provisioner.pid) if provisioner is not None else -1
+
+    def alive(self) -> bool:
+        """The worker runs; it leaves by itself once it has found a fault."""
+        return bool(self._manager.is_alive())
+
+    def request(self, code: str, history: bool = False) -> None:
+        """Execute `code`; `wait` waits for it."""
+        self._asked = self._client.execute(
+            code, silent=False, store_history=history, allow_stdin=False, stop_on_error=False
+        )
+
+    def wait(self, deadline: float, limit: _Limit, stop_on_error: bool = True) -> bool:
+        """Wait for the reply; False when the worker ended, broke a limit, or (where that matters)
+        the request failed."""
+        interrupted = False
+        while True:
+            try:
+                reply = self._client.get_shell_msg(timeout=_POLL)
+            except Empty:
+                reply = None
+            if reply is not None and reply["parent_header"].get("msg_id") == self._asked:
+                failed = reply["content"]["status"] == "error"
+                if failed and stop_on_error:
+                    self._words = "\n".join(reply["content"].get("traceback", []))[-2000:]
+                return not interrupted and not (failed and stop_on_error)
+            self._drain()
+            if not self.alive():
+                return False
+            if limit.exceeded():
+                self._manager.shutdown_kernel(now=True)
+                return False
+            if time.monotonic() > deadline:
+                limit.reason = limit.reason or "the replay's time was up"
+                if interrupted:
+                    self._manager.shutdown_kernel(now=True)
+                    return False
+                interrupted = True
+                deadline = time.monotonic() + _GRACE
+                self._manager.interrupt_kernel()
+
+    def _drain(self) -> None:
+        """Throw away what the worker published, so that nothing piles up."""
+        while True:
+            try:
+                self._client.get_iopub_msg(timeout=0)
+            except Empty:
+                return
+
+    _words = ""
+
+    def last_words(self) -> str:
+        """The end of what the kernel wrote before it died."""
+        try:
+            log = (self._folder / "kernel.log").read_text(errors="replace")[-600:]
+        except OSError:
+            log = ""
+        return (self._words or log).strip()
+
+
+def _environment() -> dict[str, str]:
+    """The host's environment with CUDA hidden and everything off that would cost or harm."""
+    env = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    package = str(Path(__file__).resolve().parents[1])
+    env.update(
+        CUDA_VISIBLE_DEVICES="",
+        HIP_VISIBLE_DEVICES="",
+        TORCHDYNAMO_DISABLE="1",
+        PYTORCH_JIT="0",
+        TOKENIZERS_PARALLELISM="false",
+        NB_ASSERTDOC="off",
+        PYDEVD_DISABLE_FILE_VALIDATION="1",
+        PYTHONPATH=os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")])),
+    )
+    return env

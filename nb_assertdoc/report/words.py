@@ -1,0 +1,353 @@
+"""The phrases that the text view and the HTML view share. All are printable and bounded."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+
+from nb_assertdoc import model
+from nb_assertdoc.report.figures import (
+    bound,
+    listed,
+    number,
+    plural,
+    position,
+    size,
+    valid_range,
+    values,
+)
+from nb_assertdoc.report.layout import printable, short
+
+CONFIDENCE = {
+    "certain": "CERTAIN",
+    "likely": "LIKELY",
+    "not_found": "NOT FOUND",
+    "clean": "NO FAULT",
+}
+# Causes for which "your GPU is fine, the data is out of range" would be wrong.
+NOT_THE_DATA = {
+    "torch_version_bug",
+    "compile_false_assert",
+    "dataparallel_split_breaks_index",
+    "multi_gpu_device_bug",
+    "driver_or_hardware",
+    "illegal_access",
+    "misattributed_oom",
+}
+ASSERTION = re.compile(r"[Aa]ssertion [`'](.*)[`'] failed", re.DOTALL)
+
+
+def sentence(text: str) -> str:
+    """The text on one line, ending in a full stop."""
+    line = short(text, 1500)
+    return line if not line or line[-1] in ".!?:" else line + "."
+
+
+def execution(count: int | None) -> str:
+    return "this cell" if count is None else f"In [{number(count)}]"
+
+
+def where(place: model.Place, then: str = ", ") -> str:
+    """ "In [4], line 14": the cell as the user sees it, else the file."""
+    if place.execution_count is not None:
+        name = execution(place.execution_count)
+    elif place.file:
+        name = short(place.file)
+        name = name if len(name) <= 50 else "..." + name[-47:]
+    elif place.cell is not None:
+        name = f"cell {number(place.cell)} (from 0)"
+    else:
+        name = "this cell"
+    return f"{name}{then}line {number(place.line)}"
+
+
+def function(place: model.Place) -> str:
+    """The function with its arguments; of a cell's own level only the loop variables."""
+    name = short(place.function or "", 120)
+    return re.sub(r"^<(module|cell line:? ?\d*)>\(?(.*?)\)?$", r"\2", name)
+
+
+def marked(place: model.Place) -> list[tuple[int, str, int, int]]:
+    """The source's lines as (number, line, start, end); start:end is the sub-expression there.
+
+    start == end where nothing of that line is marked. A long source is shown around the mark.
+    """
+    source = printable(place.source[:20_000]).rstrip("\n")
+    wanted = printable(place.expression or "").strip()
+    at = source.find(wanted) if wanted else -1
+    stop = at + len(wanted) if at >= 0 else -1
+    rows, offset = [], 0
+    for index, line in enumerate(source.split("\n")):
+        start = min(max(at - offset, 0), len(line))
+        end = min(max(stop - offset, start), len(line))
+        start += len(line[start:end]) - len(line[start:end].lstrip())
+        rows.append((place.line + index, line, min(start, end), end))
+        offset += len(line) + 1
+    first = next((i for i, (_, _, start, end) in enumerate(rows) if end > start), 0)
+    return rows[max(first - 3, 0) : first + 5]
+
+
+def surface(report: model.Report) -> str:
+    """Where the error was raised, if that is another line than the faulty one."""
+    if report.crash is None or report.finding is None or report.crash.stale:
+        return ""
+    place, true = report.crash.surface, report.finding.location
+    if (place.execution_count, place.file, place.line) == (
+        true.execution_count,
+        true.file,
+        true.line,
+    ):
+        return ""
+    code = short(place.expression or place.source, 40)
+    return f"{where(place, ' ')}, `{code}`, only noticed it"
+
+
+def operator(finding: model.Finding) -> str:
+    """ "embedding, argument `input`, in `encoder.pos` (Embedding), num_embeddings=512"."""
+    text = f"{short(finding.op, 60)}, argument `{short(finding.argument, 60)}`"
+    kind = short(finding.module_type or "", 60)
+    if finding.module:
+        text += f", in `{short(finding.module, 80)}`" + (f" ({kind})" if kind else "")
+    elif kind:
+        text += f", in {kind}"
+    return f"{text}, {short(finding.table, 80)}" if finding.table else text
+
+
+def amount(finding: model.Finding) -> str:
+    text = f"{number(finding.bad_count)} of {number(finding.total)} bad"
+    if finding.positions and finding.positions[0]:
+        text += f", first at {position(finding.positions[0])}"
+    return text
+
+
+def origin(report: model.Report) -> str:
+    """The step, the rows of the batch and the rows of the data set."""
+    if report.finding is None or report.finding.step is None:
+        return ""
+    step = report.finding.step
+    loop = short(step.loop, 120).rstrip(":")
+    text = f"step {number(step.iteration)}" + (f" of `{loop}`" if loop else "")
+    ran = next((r.steps for r in report.replays if r.outcome == "fault"), None)
+    skipped = step.iteration + 1 - ran if ran is not None else 0
+    if ran and skipped > 0:
+        last = number(skipped - 1)
+        text += " (batch 0 not re-run)" if skipped == 1 else f" (batches 0..{last} not re-run)"
+    else:
+        text += ", counted from 0"
+    if step.batch_rows:
+        text += f"; row{'s' if len(step.batch_rows) > 1 else ''} {listed(step.batch_rows)}"
+    if step.dataset_indices:
+        text += " =" if step.batch_rows else ";"
+        text += f" dataset[{listed(step.dataset_indices)}]"
+    return text + (f" of split `{short(step.split, 40)}`" if step.split else "")
+
+
+def brief(finding: model.Finding) -> str:
+    """One line on a further finding."""
+    return (
+        f"{operator(finding)}: found {values(finding.bad_values, finding.distinct_bad)}, valid"
+        f" {bound(finding)}, {amount(finding)}; {where(finding.location)}"
+    )
+
+
+def event(crash: model.Crash) -> str:
+    """What happened, without claiming an assert that nobody saw."""
+    known = crash.error_code == 710 or "device-side assert" in crash.message
+    return "CUDA device-side assert" if known or crash.assert_lines else "CUDA error"
+
+
+def headline(report: model.Report) -> str:
+    """The first line, without the confidence."""
+    seconds = sum(replay.seconds for replay in report.replays)
+    took = f" in {seconds:.1f} s" if 0 < seconds < 1e6 else ""
+    if report.confidence == "clean":
+        return f"No fault found on the CPU{took}."
+    result = "found on the CPU" if report.finding else "not reproduced on the CPU"
+    if report.crash is None:
+        return f"Fault {result}{took}."
+    rank = "" if report.crash.rank is None else f" (process of rank {number(report.crash.rank)})"
+    if report.finding is None and not report.replays:
+        return f"{event(report.crash)} in {execution(report.crash.execution_count)}{rank}."
+    return f"{event(report.crash)} in {culprit(report.crash)}{rank}: {result}{took}."
+
+
+def culprit(crash: model.Crash) -> str:
+    """The execution that really failed."""
+    if not crash.stale:
+        return execution(crash.execution_count)
+    first = crash.first_failed.execution_count if crash.first_failed else None
+    return "an earlier cell" if first is None else execution(first)
+
+
+def innocent(crash: model.Crash, count: int | None) -> str:
+    """ "In [9] is innocent: this kernel's GPU has been dead since In [3]."; `count`: the 9."""
+    since = culprit(crash).replace("this cell", "an earlier cell")
+    return f"{execution(count)} is innocent: this kernel's GPU has been dead since {since}."
+
+
+def situation(report: model.Report, how: str | None) -> list[str]:
+    """What a person must know at once: the GPU is fine, what is dead, what cannot help."""
+    crash = report.crash
+    if crash is None:
+        return [
+            "The replay ran in a process of its own: this kernel and its variables are unharmed."
+        ]
+    said = []
+    if crash.stale:
+        said.append(innocent(crash, crash.execution_count))
+    if crash.messenger:
+        name = short(crash.messenger, 60)
+        said.append(f"{name} is only the messenger: it met a GPU that was already dead.")
+    if not crash.exception:
+        said.append("The error itself was caught (try/except); the GPU is dead all the same.")
+    key = report.cause.key if report.cause else ""
+    if report.finding is not None and key not in NOT_THE_DATA:
+        said.append("Your GPU is fine; the data is out of range.")
+    elif report.finding is None and event(crash) == "CUDA device-side assert":
+        said.append(
+            "A check of values failed on the GPU: nearly always an index out of range, "
+            "not a broken GPU."
+        )
+    way = f" ({short(how)})" if how else ""
+    said.append(
+        f"This kernel's GPU state is dead: restart it{way}. Until then every GPU cell fails; "
+        "re-running or try/except cannot help."
+    )
+    return said
+
+
+def because(report: model.Report) -> list[str]:
+    """The cause as sentences, the title first, without saying a thing twice."""
+    if report.cause is None:
+        return []
+    cause = report.cause
+    said: list[str] = []
+    for text in (cause.title, cause.explanation, *cause.because[:12]):
+        line = sentence(text)
+        if line and not any(line.rstrip(".") in other for other in said):
+            said.append(line)
+    if len(said) > 1 and said[1].startswith(said[0].rstrip(".")):
+        del said[0]
+    return said
+
+
+def changed(edit: model.Edit) -> list[str]:
+    """The edit as diff lines, "- " and "+ " and unchanged context "  "; at most 40."""
+    old, new = (printable(part[:20_000]).rstrip("\n").split("\n") for part in (edit.old, edit.new))
+    diff = list(difflib.unified_diff(old, new, n=1, lineterm=""))[2:]
+    rows = ["   ..." if line.startswith("@@") else f"{line[0]}  {line[1:]}" for line in diff]
+    rows = rows[1:] if rows and rows[0] == "   ..." else rows
+    return rows if len(rows) <= 40 else [*rows[:40], "   ..."]
+
+
+def edited(report: model.Report, edit: model.Edit) -> str:
+    """The cell that an edit is for, as the user sees it."""
+    if edit.cell_id is None:
+        return ""
+    finding, crash = report.finding, report.crash
+    places = [*(finding.user_frames if finding else ()), *([finding.location] if finding else [])]
+    places += [crash.surface] if crash else []
+    for place in places:
+        if place.cell_id == edit.cell_id and place.execution_count is not None:
+            return execution(place.execution_count)
+    return f"cell {short(edit.cell_id, 40)}"
+
+
+def driver(crash: model.Crash) -> list[str]:
+    """The driver's lines: "Indexing.cu `srcIndex < srcSelectDimSize`, 128 lines"."""
+    rows = []
+    for line in crash.assert_lines[:20]:
+        match = ASSERTION.search(line.text[:5000])
+        claim = short(match.group(1) if match else line.text, 200)
+        file = short(re.split(r"[/\\]", line.kernel_file)[-1], 80)
+        rows.append(f"{file} `{claim}`, {plural(line.count, 'line')}")
+    return rows
+
+
+def trust(report: model.Report) -> list[str]:
+    """Why the finding may be believed, and what speaks against it."""
+    said = []
+    differences = [
+        sentence(d) for r in report.replays if r.outcome == "fault" for d in r.differences
+    ]
+    if report.finding is not None and report.confidence == "certain":
+        said.append("Bad values read in the failing call; nothing it depends on was made up.")
+    elif report.finding is not None and report.confidence == "likely":
+        said.append(
+            "Likely, not certain: something that the call depends on was made up or unknown."
+        )
+    if report.finding is not None:
+        said += differences[:4]
+    if report.crash is not None and (lines := driver(report.crash)):
+        known = all(line.catalogue_id for line in report.crash.assert_lines)
+        # A line that contradicts the finding would have lowered the confidence.
+        agrees = report.confidence == "certain" and known
+        said.append(f"Driver {'agrees' if agrees else 'printed'}: {'; '.join(lines[:3])}.")
+    if report.real_error is not None:
+        error = f"{short(report.real_error.type, 60)}: {short(report.real_error.message, 200)}"
+        said.append(f"The CPU's own error: {sentence(error)}")
+    return said
+
+
+def checked(replay: model.Replay) -> str:
+    """One line on what a replay did."""
+    outcome = {
+        "fault": "found the fault",
+        "clean": "no fault",
+        "other_error": "ended in another error",
+        "stopped": "stopped early",
+        "unavailable": "not possible here",
+    }[replay.outcome]
+    text = f"{short(replay.engine, 40)}: {outcome}"
+    if replay.outcome != "unavailable":
+        text += f" in {replay.seconds:.1f} s" if 0 <= replay.seconds < 1e6 else ""
+        text += f", {plural(replay.checks.calls, 'call')} of"
+        text += f" {plural(replay.checks.operators, 'operator')} checked"
+    if replay.steps is not None:
+        text += f", {plural(replay.steps, 'step')}"
+    if replay.peak_rss_bytes is not None:
+        text += f", {size(replay.peak_rss_bytes)} of memory"
+    return text
+
+
+def tightest(check: model.Tightest) -> str:
+    module = f" in `{short(check.module, 80)}`" if check.module else ""
+    return (
+        f"{short(check.op, 60)} `{short(check.argument, 60)}`{module}: {number(check.value)}, valid"
+        f" {valid_range(check.bound)}, margin {number(check.margin)}"
+    )
+
+
+def nearest(report: model.Report) -> list[model.Tightest]:
+    """The tightest margins of all replays, the tightest first."""
+    found = [t for replay in report.replays for t in replay.checks.tightest]
+    return sorted(found, key=lambda t: math.inf if math.isnan(t.margin) else t.margin)
+
+
+def losses(report: model.Report) -> list[str]:
+    """What a restart loses and what `%assertdoc restore` gives back."""
+    said = []
+    if report.lost:
+        names = [f"`{short(v.name, 60)}` ({short(v.what, 80)})" for v in report.lost[:8]]
+        more = f" and {len(report.lost) - 8} more" if len(report.lost) > 8 else ""
+        said.append(f"A restart loses {', '.join(names)}{more}.")
+    if report.kept:
+        names = [short(v.name, 60) for v in report.kept[:12]]
+        more = f" and {len(report.kept) - 12} more" if len(report.kept) > 12 else ""
+        said.append(f"After it %assertdoc restore gives back {', '.join(names)}{more}.")
+    return said
+
+
+def ran(report: model.Report) -> list[str]:
+    """What was run and checked: the whole answer where nothing was found."""
+    said: list[str] = []
+    if report.confidence == "clean":
+        calls = sum(replay.checks.calls for replay in report.replays)
+        margin = [f", tightest margin {number(t.margin)}" for t in nearest(report)[:1]]
+        said.append(f"no fault: {plural(calls, 'call')} checked{''.join(margin)}")
+    said += [checked(replay) for replay in report.replays[:8]]
+    said += [f"nearest to its bound: {tightest(t)}" for t in nearest(report)[:3]]
+    differences = [d for replay in report.replays for d in replay.differences]
+    said += [f"differs from the GPU run: {sentence(d)}" for d in differences[:6]]
+    return said or ["nothing was replayed"]

@@ -1,0 +1,15 @@
+"""The capsule: what a failing cell needs, saved beside a dead CUDA context and read in the worker.
+
+A capsule is a private folder: `variables.pickle` (one pickle stream, so that identity between
+variables is kept), `buffers.bin` (arrays and CPU tensors, mapped when read) and `capsule.json`.
+Nothing here touches CUDA: of a CUDA tensor only metadata is read.
+"""
+
+from __future__ import annotations
+
+from nb_assertdoc.salvage.names import reached
+from nb_assertdoc.salvage.placeholders import Missing, StandIn, touched
+from nb_assertdoc.salvage.reader import read
+from nb_assertdoc.salvage.writer import Salvaged, write
+
+__all__ = ["Missing", "Salvaged", "StandIn", "reached", "read", "touched", "write"]

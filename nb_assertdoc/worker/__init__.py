@@ -1,0 +1,7 @@
+"""The worker: a fresh kernel that replays one cell under instruments. Never imported by the host."""
+
+from __future__ import annotations
+
+from .entry import begin_cell, finish, prepare
+
+__all__ = ["begin_cell", "finish", "prepare"]

@@ -1,0 +1,141 @@
+"""Checks every indexing call before it runs, and keeps count of what was checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .. import indexing
+from ..indexing import Bad, Usage
+from ..model import Checks, Number, Tightest, Values, SHOWN_VALUES
+
+
+@dataclass
+class Seen:
+    """All values of one argument of one operator at one module, over all calls so far."""
+
+    count: int = 0
+    minimum: float | None = None
+    maximum: float | None = None
+    distinct: set[Number] = field(default_factory=set)
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Take in the values of one call."""
+        if not tensor.numel() or tensor.is_complex():
+            return
+        low, high = (v.item() for v in torch.aminmax(tensor.detach()))
+        self.count += tensor.numel()
+        self.minimum = low if self.minimum is None else min(self.minimum, low)
+        self.maximum = high if self.maximum is None else max(self.maximum, high)
+        if not tensor.is_floating_point() and len(self.distinct) <= SHOWN_VALUES:
+            self.distinct.update(_distinct(tensor.detach(), int(low), int(high)))
+
+    def values(self) -> Values:
+        """The record of it."""
+        distinct = sorted(self.distinct)[:SHOWN_VALUES]
+        return Values(
+            count=self.count,
+            minimum=self.minimum,
+            maximum=self.maximum,
+            distinct=tuple(distinct),
+            distinct_count=len(self.distinct),
+            complete=len(self.distinct) <= SHOWN_VALUES,
+        )
+
+
+def _distinct(tensor: torch.Tensor, low: int, high: int) -> list[int]:
+    if high - low < 4096:  # a count is linear, where `unique` sorts a mask of millions of pixels
+        counts = torch.bincount((tensor.reshape(-1).long() - low), minlength=1)
+        return [int(i) + low for i in counts.nonzero().reshape(-1)]
+    return [int(v) for v in torch.unique(tensor).tolist()]
+
+
+def seen_key(usage: Usage) -> tuple[Any, ...]:
+    """One argument of one operator against one table, over all calls."""
+    return usage.op, usage.argument, usage.bound.high if usage.bound else None, usage.table
+
+
+class Checker:
+    """Looks at the usages of one call at a time.
+
+    `unknown(tensor)` answers why a tensor's values are made up, or None. `on_fault(usage, bad, func,
+    args, kwargs)` is called for each faulty argument, before the call runs.
+    """
+
+    def __init__(
+        self,
+        unknown: Callable[[torch.Tensor], str | None],
+        on_fault: Callable[[Usage, Bad, Any, Any, Any], None],
+        module: Callable[[], str | None],
+    ) -> None:
+        self._unknown = unknown
+        self._on_fault = on_fault
+        self._module = module
+        self._calls = 0
+        self._operators: set[str] = set()
+        self._tightest: dict[tuple[str, str], Tightest] = {}
+        self.seen: dict[tuple[Any, ...], Seen] = {}
+        self.ghost_operators: set[str] = set()
+
+    def reset(self) -> None:
+        """Forget what earlier cells did: the failing cell begins."""
+        self._calls = 0
+        self._operators.clear()
+        self._tightest.clear()
+        self.seen.clear()
+        self.ghost_operators.clear()
+
+    def check(self, usages: tuple[Usage, ...], func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Check one call; returns the arguments to run it with (repaired where they were bad)."""
+        faulty = False
+        for usage in usages:
+            if self._unknown(usage.tensor) is not None or (
+                usage.size_of is not None and self._made_up_size(usage.size_of)
+            ):
+                self.ghost_operators.add(usage.op)
+                continue
+            self._calls += 1
+            self._operators.add(usage.op)
+            bad = indexing.bad(usage)
+            if bad is None:
+                self._note(usage)
+                continue
+            faulty = True
+            self._on_fault(usage, bad, func, args, kwargs)
+        if faulty:
+            repaired = indexing.repaired(func, args, kwargs, usages)
+            if repaired is not None:
+                return repaired
+        return args, kwargs
+
+    def _made_up_size(self, tensor: torch.Tensor) -> bool:
+        return bool(getattr(tensor, "_nb_size", False))
+
+    def _note(self, usage: Usage) -> None:
+        self.seen.setdefault(seen_key(usage), Seen()).add(usage.tensor)
+        if usage.bound is None:
+            return
+        found = indexing.tightest(usage)
+        if found is None:
+            return
+        value, margin = found
+        old = self._tightest.get((usage.op, usage.argument))
+        if old is None or margin < old.margin:
+            self._tightest[usage.op, usage.argument] = Tightest(
+                op=usage.op,
+                argument=usage.argument,
+                module=self._module(),
+                value=value,
+                bound=usage.bound,
+                margin=margin,
+            )
+
+    def checks(self) -> Checks:
+        """What was checked so far."""
+        tightest = sorted(self._tightest.values(), key=lambda t: t.margin)
+        return Checks(
+            calls=self._calls, operators=len(self._operators), tightest=tuple(tightest[:8])
+        )

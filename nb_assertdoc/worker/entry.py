@@ -1,0 +1,343 @@
+"""A replay from its order to its evidence.
+
+The host sends three kinds of requests to this kernel: `prepare(folder)`, then the cells as they are
+(earlier ones for `history`, last the failing one), then `finish()`. A fault ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from .. import salvage
+from ..frames import Cells
+from ..model import Evidence, Observed, Order, Outcome, RealError, from_json, to_json
+from .output import Captured
+
+GRACE_SECONDS = 1.5  # for further faults of the same batch
+GRACE_OPERATORS = 3000
+
+
+class Run:
+    """One replay in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.order = from_json((folder / "order.json").read_bytes(), Order)
+        self.started = time.monotonic()
+        self.cells = Cells((*self.order.sources, *self.order.history, self.order.cell))
+        self.cells.teach_linecache()
+        self.observed: list[Observed] = []
+        self.differences: list[str] = []
+        self._fault_at: tuple[float, int] | None = None
+        self._fault_step: tuple[Any, ...] | None = None
+        self._in_cell = False
+        self._steps = 0
+
+    # ---- before the cell
+
+    def prepare(self) -> None:
+        """Make this process answer as the user's, and fill its namespace."""
+        from IPython import get_ipython
+
+        order = self.order
+        self.output = Captured()
+        self.output.install()
+        _die_with_the_host()
+        sys.path[:] = list(dict.fromkeys([*order.sys_path, *sys.path]))
+        os.chdir(order.cwd)
+        from .sandbox import Sandbox
+
+        self.sandbox = Sandbox(self.folder / "scratch", Path(order.cwd))
+        import torch
+
+        from .. import devices, indexing
+        from . import ghosts, hooks, loaders, loops, observer
+        from .checks import Checker
+
+        self.torch = torch
+        self.hooks = hooks.ReplayHooks() if order.real_floats else hooks.GhostHooks()
+        self.checker = Checker(self.hooks.unknown, self._fault, lambda: self.observer.module())
+        self.hooks.checker = self.checker
+        devices.install(
+            devices.Devices(
+                count=order.device_count,
+                name=order.device_name,
+                capability=order.capability,
+                total_memory=order.device_memory,
+            ),
+            self.hooks,
+        )
+        self.decisions = None
+        if isinstance(self.hooks, hooks.GhostHooks):
+            self.decisions = ghosts.install(self.hooks, self.cells)
+        indexing.wrap_functions(self._function_usage)
+        self.loops = loops.LoopCounter(self.cells, self._step)
+        self.loaders = loaders.Loaders(
+            order.loader,
+            self.folder,
+            self.cells,
+            lambda: self.hooks.operators,
+            self._used_up,
+            order.seconds / 3,
+        )
+        shell = get_ipython()
+        self.shell = shell
+        self.namespace: dict[str, Any] = shell.user_ns
+        self.observer = observer.Observer(
+            self.cells,
+            self.namespace,
+            self.checker,
+            self.loops,
+            self.loaders,
+            tuple(c.source for c in self.cells),
+        )
+        self._name_cells(shell)
+        shell.events.register("post_run_cell", self._ended)
+        self._load(torch)
+        shell.system = shell.getoutput = self._no_shell
+        self.sandbox.install()
+        if not order.history:
+            self.begin_cell()
+
+    def _load(self, torch: Any) -> None:
+        capsule = self.folder / "capsule"
+        if not capsule.is_dir():
+            return
+        from .standins import StandIns
+
+        make = StandIns(self.order.real_floats)
+        for lost in salvage.read(capsule, self.namespace, make=make.tensor):
+            self.differences.append(f"`{lost.name}` was not loaded: {lost.why}")
+        if make.remade and self.order.real_floats:
+            make.initialise(self.namespace)
+            self.differences.append(
+                "weights that were on the GPU are lost: made anew by their modules' initialisers"
+            )
+        self.remade = make.remade
+        state = self.folder / "rng.pickle"
+        if state.is_file():
+            import pickle
+
+            from .loaders import _set_rng
+
+            _set_rng(pickle.loads(state.read_bytes()))
+
+    remade = False
+
+    def _name_cells(self, shell: Any) -> None:
+        """Compile each cell under the host's file name: tracebacks and loop keys then agree."""
+        by_source = {c.source.strip(): c.filename for c in self.cells}
+        plain = shell.compile.get_code_name
+
+        def get_code_name(raw: str, transformed: str, number: int) -> str:
+            return str(by_source.get(raw.strip()) or plain(raw, transformed, number))
+
+        shell.compile.get_code_name = get_code_name
+
+    def _ended(self, result: Any) -> None:
+        self.error = result.error_before_exec or result.error_in_exec
+
+    error: BaseException | None = None
+
+    def _no_shell(self, command: str, *args: Any, **kwargs: Any) -> Any:
+        self.differences.append(f"shell command not run: {command[:80]}")
+        return []
+
+    def begin_cell(self) -> None:
+        """From here on it is the failing cell."""
+        self._in_cell = True
+        self.loaders.install()
+        self.loops.start()
+        self.checker.reset()
+        salvage.placeholders.forget_touched()
+
+    # ---- while the cell runs
+
+    def _function_usage(self, usage: Any) -> Any:
+        """A public function that checks on the host, before any operator: see `indexing`."""
+        if not self._in_cell:
+            return None
+        args, _ = self.checker.check((usage,), usage.op, (usage.tensor,), {})
+        return None
+
+    def _fault(self, usage: Any, bad: Any, func: Any, args: Any, kwargs: Any) -> None:
+        if not self._in_cell:
+            return
+        try:
+            observed = self.observer.observe(usage, bad, func, args, kwargs, self._unknown(usage))
+            if observed is None or self._known(observed):
+                return
+            self.observed.append(observed)
+            self.write("fault")
+            if len(self.observed) == 1:
+                self._fault_at = (time.monotonic(), self.hooks.operators)
+                step = observed.finding.step
+                self._fault_step = (step.loop, step.iteration) if step else None
+            self.observed[-1] = self.observer.scanned(observed, usage)
+            self.write("fault")
+        except Exception:
+            self.differences.append(traceback.format_exc(limit=-3))
+
+    def _known(self, new: Observed) -> bool:
+        f = new.finding
+        same = [
+            o
+            for o in self.observed
+            if o.finding.location == f.location and o.finding.module == f.module
+        ]
+        return any(o.finding.argument == f.argument for o in same) or len(self.observed) >= 8
+
+    def _unknown(self, usage: Any) -> tuple[str, ...]:
+        """What the finding depends on that was made up."""
+        found = []
+        soft = self.hooks.soft(usage.tensor)
+        if soft:
+            found.append(soft)
+        if self.decisions is not None:
+            found += [
+                f"a value that was not computed decided a branch ({place})"
+                for place in self.decisions.places
+            ]
+        if usage.kind != "index" and self.order.real_floats:
+            found.append("floats differ on the CPU: rounding, random numbers of the GPU")
+        if self.order.real_floats and self.remade:
+            found.append("weights that were on the GPU were made anew")
+        if self.order.history:
+            found.append("earlier cells were run again to rebuild what the cell needs")
+        found += [f"lost value touched: {m}" for m in salvage.touched()]
+        return tuple(found)
+
+    def _step(self, frame: Any, loop: Any, iteration: int) -> None:
+        self._check_grace(
+            (loop.source, iteration) if self._fault_step is not None else None, loop.source
+        )
+        if frame.f_code.co_name == "<module>":
+            self._steps = max(self._steps, iteration + 1)
+            limit = self.order.max_steps
+            if limit is not None and iteration >= limit:
+                self._leave("fault" if self.observed else "clean")
+
+    def _check_grace(self, step: tuple[Any, ...] | None, loop: str) -> None:
+        if self._fault_at is None:
+            return
+        began, operators = self._fault_at
+        next_step = (
+            step is not None
+            and self._fault_step is not None
+            and loop == self._fault_step[0]
+            and step != self._fault_step
+        )
+        late = time.monotonic() - began > GRACE_SECONDS
+        if next_step or late or self.hooks.operators - operators > GRACE_OPERATORS:
+            self._leave("fault")
+
+    def _used_up(self) -> None:
+        self._leave("fault" if self.observed else "clean")
+
+    # ---- the end
+
+    def write(self, outcome: Outcome, error: RealError | None = None) -> None:
+        """Write the evidence, whole or not at all."""
+        hooks = self.hooks
+        differences = [*self.differences, *self.sandbox.notes, *self.loaders.window.skipped]
+        if self.loaders.truncated:
+            differences.append("other loops over a DataLoader got one batch")
+        if getattr(hooks, "emulated_skipped", False):
+            differences.append("random numbers of large initialisations were not drawn")
+        if self.order.engine == "ghost":
+            differences.append("floats were not computed (ghosts)")
+        evidence = Evidence(
+            engine=self.order.engine,
+            outcome=outcome,
+            seconds=time.monotonic() - self.started,
+            observed=tuple(self.observed),
+            checks=self.checker.checks(),
+            differences=tuple(dict.fromkeys(differences)),
+            decisions=tuple(self.decisions.places) if self.decisions else (),
+            ghost_operators=tuple(sorted(self.checker.ghost_operators)),
+            missing=salvage.touched(),
+            error=error,
+            warnings=self.output.warnings(),
+            peak_rss_bytes=_peak_rss(),
+            steps=max(self._steps, self.loaders.window.given) or None,
+        )
+        part = self.folder / "evidence.part"
+        part.write_bytes(to_json(evidence))
+        part.replace(self.folder / "evidence.json")
+
+    def _leave(self, outcome: Outcome, error: RealError | None = None) -> None:
+        self.write(outcome, error)
+        os._exit(0)
+
+    def finish(self) -> None:
+        """The cell has ended."""
+        error = self.error
+        if self.observed:
+            self._leave("fault")
+        if error is None:
+            return self._leave("clean")
+        lines = traceback.format_exception(type(error), error, error.__traceback__)
+        stopped = isinstance(error, KeyboardInterrupt)
+        real = RealError(
+            type=type(error).__name__,
+            message=str(error)[:2000],
+            traceback=tuple("".join(lines).splitlines()[-30:]),
+        )
+        self._leave("stopped" if stopped else "other_error", real)
+
+
+_run: Run | None = None
+
+
+def prepare(folder: str) -> None:
+    """First request of a replay."""
+    global _run
+    _run = Run(Path(folder))
+    _run.prepare()
+
+
+def begin_cell() -> None:
+    """The earlier cells have run; the failing cell comes next."""
+    assert _run is not None
+    _run.begin_cell()
+
+
+def finish() -> None:
+    """Last request of a replay: writes the evidence and ends the process."""
+    assert _run is not None
+    _run.finish()
+
+
+def _die_with_the_host() -> None:
+    """A worker never outlives its host."""
+    host = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == host:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="nb_assertdoc-host-watch").start()
+    try:
+        import ctypes
+        import signal
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, Linux
+        Path("/proc/self/oom_score_adj").write_text("800")
+    except (OSError, AttributeError):
+        pass  # the watch above is enough
+
+
+def _peak_rss() -> int | None:
+    try:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    except ImportError:  # Windows
+        return None

@@ -1,0 +1,368 @@
+"""What runs at each operator of a replay: the checks, then the operator, on real floats or ghosts.
+
+The rules of ghosts are those of docs/architecture.md, section "Worker side": a parameter is a
+ghost (a tensor on `meta`) from birth, what depends on a ghost is unknown, and an unknown value is
+never reported as a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import devices, indexing
+from .checks import Checker
+
+aten = torch.ops.aten
+_is_meta: Callable[[Tensor], bool] = torch._C.TensorBase.is_meta.__get__  # the type's own getter
+_CPU = torch.device("cpu")
+SOLID = 4 << 20  # most elements of a float tensor that keeps its values on its way to the device
+_EMULATED = 1 << 18  # most elements of a ghost whose random initialisation is drawn all the same
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+def is_ghost(tensor: Tensor) -> bool:
+    """True for a tensor without values."""
+    return bool(_is_meta(tensor))
+
+
+def tensors_of(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among an operator's arguments (lists are one level deep)."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += [v for v in value if isinstance(v, Tensor)]
+    return found
+
+
+def mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """`change` applied to a tensor, or to the tensors of a list or tuple."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(change(v) if isinstance(v, Tensor) else v for v in value)
+    return value
+
+
+class ReplayHooks(devices.Hooks):
+    """Real floats: every operator runs on the CPU after its arguments were checked."""
+
+    checker: Checker
+
+    def __init__(self) -> None:
+        self.operators = 0
+        self.emulated_skipped = False
+        self._device_random = False
+
+    def make(self, name: str, device: torch.device) -> None:
+        """A factory for the pretended device: its random numbers are the device's, not the CPU's."""
+        self._device_random = name.startswith("rand") or name in {"normal", "bernoulli"}
+
+    def unknown(self, tensor: Tensor) -> str | None:
+        """Why the values of `tensor` are made up, or None."""
+        return None
+
+    def soft(self, tensor: Tensor) -> str | None:
+        """What makes the values of `tensor` differ from the host's, or None."""
+        return tensor.__dict__.get("_nb_soft")
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """One operator."""
+        kwargs = kwargs or {}
+        self.operators += 1
+        usages = indexing.usages(func, args, kwargs)
+        if usages:
+            args, kwargs = self.checker.check(usages, func, args, kwargs)
+        return self.run(func, args, kwargs, tensors_of(args, kwargs))
+
+    def run(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        """Run an operator on real values; the device's random operators leave the CPU's state."""
+        soft = next((s for t in tensors if (s := t.__dict__.get("_nb_soft"))), None)
+        if _RANDOM in func.tags:
+            on_device = self._device_random or any(
+                devices.device_of(t).type == "cuda" for t in tensors
+            )
+            self._device_random = False
+            if on_device:
+                state = torch.get_rng_state()
+                try:
+                    out = func(*args, **kwargs)
+                finally:
+                    torch.set_rng_state(state)
+                soft = "random numbers of the GPU, which the CPU cannot repeat"
+                if not _floating(out):
+                    _mark(out, "_nb_soft", soft)
+                return out
+        out = func(*args, **kwargs)
+        if soft is not None and not _floating(out):
+            _mark(out, "_nb_soft", soft)
+        return out
+
+
+def _floating(out: Any) -> bool:
+    return isinstance(out, Tensor) and out.is_floating_point()
+
+
+def _mark(out: Any, name: str, value: Any) -> None:
+    for t in (out,) if isinstance(out, Tensor) else out if isinstance(out, list | tuple) else ():
+        if isinstance(t, Tensor):
+            setattr(t, name, value)
+
+
+class GhostHooks(ReplayHooks):
+    """Floats on `meta`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._spoiled: dict[int, Any] = {}  # storages of solids that a ghost was written into
+        self.no_meta: set[str] = set()
+
+    # ---- moves
+
+    def move(self, tensor: Tensor, device: torch.device) -> Tensor | None:
+        """To the device: parameters and large floats go without values."""
+        if is_ghost(tensor):
+            return devices.tag(_alias(tensor), device)
+        if tensor.is_floating_point() and tensor.numel() > SOLID:
+            return devices.tag(_to_meta(tensor), device)
+        return None
+
+    def leave(self, tensor: Tensor) -> Tensor | None:
+        """To the CPU: a ghost stays a ghost."""
+        return devices.tag(_alias(tensor), _CPU) if is_ghost(tensor) else None
+
+    # ---- values
+
+    def unknown(self, tensor: Tensor) -> str | None:
+        """Ghosts, solids that a ghost was written into, and what came of these."""
+        if is_ghost(tensor):
+            return "a value that was not computed"
+        if "_nb_why" in tensor.__dict__:
+            return str(tensor.__dict__["_nb_why"])
+        if self._spoiled and tensor.layout == torch.strided:
+            return self._spoiled.get(tensor.untyped_storage()._cdata, (None, None))[1]
+        return None
+
+    def _spoil(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()  # kept: a freed storage's address would come again
+        self._spoiled[storage._cdata] = (storage, "a value that was not computed")
+
+    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """One operator, on ghosts where one of its arguments is a ghost."""
+        kwargs = kwargs or {}
+        self.operators += 1
+        usages = indexing.usages(func, args, kwargs)
+        if usages:
+            args, kwargs = self.checker.check(usages, func, args, kwargs)
+        tensors = tensors_of(args, kwargs)
+        size = any("_nb_size" in t.__dict__ for t in tensors)
+        if not any(_is_meta(t) for t in tensors):
+            out = self.run(func, args, kwargs, tensors)
+            why = next((w for t in tensors if (w := self.unknown(t))), None)
+            if why is not None:
+                _mark(out, "_nb_why", why)
+        else:
+            out = self._run_ghost(func, args, kwargs, tensors)
+            size = size or func in _MADE_UP_SIZE or func._schema.name in _MADE_UP_NAMES
+        if size:
+            _mark(out, "_nb_size", True)
+        return out
+
+    def _run_ghost(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
+        name = func._schema.name
+        first = tensors[0]
+        if func is aten._local_scalar_dense.default:
+            truth = first.__dict__.get("_nb_truth")
+            return truth if truth is not None else made_up(first.dtype)
+        if func is aten.equal.default:
+            return False
+        if func is aten.nonzero.default:
+            rows = 0 if first.__dict__.get("_nb_truth") is False else first.numel()
+            return torch.empty((rows, first.dim()), dtype=torch.long, device="meta")
+        if _RANDOM in func.tags:
+            self._draw(func, first)
+        written = _written(func, args, kwargs)
+        try:
+            out = self._on_meta(func, args, kwargs)
+        except NotImplementedError:
+            out = self._on_ones(func, args, kwargs, written)
+        except RuntimeError as error:
+            text = str(error).lower()
+            if "dtype" in text:
+                out = self._same_float(func, args, kwargs)
+            elif "meta" in text or "data-dependent" in text or "datadependent" in text:
+                out = self._on_ones(func, args, kwargs, written)
+            else:
+                raise
+        for tensor in written:
+            if not _is_meta(tensor):
+                self._spoil(tensor)
+        out = _give_back(func, args, kwargs, out)
+        truth = _truth(name, args, tensors, out)
+        if truth is not None:
+            out._nb_truth = truth
+        return out
+
+    def _on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _NEEDS_VALUES:
+            raise NotImplementedError(str(func))
+        if func in _TAKES_MASK:
+            indices = [self._mask_as_index(i) for i in args[1]]
+            if any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):
+                raise NotImplementedError("a mask without values")
+            args = (args[0], _flat(indices), *args[2:])
+        args = tuple(mapped(_to_meta, a) for a in args)
+        kwargs = {k: mapped(_to_meta, v) for k, v in kwargs.items()}
+        if kwargs.get("device") is not None:
+            kwargs["device"] = torch.device("meta")
+        return func(*args, **kwargs)
+
+    def _mask_as_index(self, index: Any) -> Any:
+        """A solid mask has a known number of hits: its positions."""
+        if (
+            isinstance(index, Tensor)
+            and index.dtype in (torch.bool, torch.uint8)
+            and self.unknown(index) is None
+        ):
+            return list(index.nonzero(as_tuple=True))
+        return index
+
+    def _on_ones(self, func: Any, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
+        """No meta kernel: the CPU kernel on ones (masks true, integers 0), its result a ghost."""
+        self.no_meta.add(str(func))
+        if any(_is_meta(t) for t in written):
+            return next(t for t in written if _is_meta(t))
+        args = tuple(mapped(_ones, a) for a in args)
+        kwargs = {k: mapped(_ones, v) for k, v in kwargs.items()}
+        out = func(*args, **kwargs)
+        if func is aten._pack_padded_sequence.default:  # batch_sizes hang on the lengths alone
+            return _to_meta(out[0]), out[1]
+        return mapped(_to_meta, out)
+
+    def _same_float(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """There is no autocast on meta: what it would have cast meets in float32."""
+
+        def widen(t: Tensor) -> Tensor:
+            t = _to_meta(t)
+            return t.to(torch.float32) if t.is_floating_point() else t
+
+        args = tuple(mapped(widen, a) for a in args)
+        return func(*args, **{k: mapped(widen, v) for k, v in kwargs.items()})
+
+    def _draw(self, func: Any, ghost: Tensor) -> None:
+        """A CPU parameter's initialisation consumes CPU random numbers, on the host as here."""
+        if devices.device_of(ghost).type != "cpu" or not func._schema.name.endswith("_"):
+            return
+        if ghost.numel() > _EMULATED:
+            self.emulated_skipped = True
+            return
+        scratch = torch.empty(ghost.shape, dtype=ghost.dtype)
+        if "normal" in func._schema.name:
+            scratch.normal_()
+        else:
+            scratch.uniform_()
+
+
+_NEEDS_VALUES = {aten._pack_padded_sequence.default}
+_TAKES_MASK = {
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
+_MADE_UP_SIZE = {aten.nonzero.default, aten.masked_select.default}
+_MADE_UP_NAMES = {"aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount"}
+
+
+def made_up(dtype: torch.dtype) -> float | int | bool | complex:
+    """What an unknown value is in Python: 1.0, 0 (in range of nearly every table) or False."""
+    if dtype == torch.bool:
+        return False
+    if dtype.is_complex:
+        return 1 + 0j
+    return 1.0 if dtype.is_floating_point else 0
+
+
+def _alias(tensor: Tensor) -> Tensor:
+    return tensor.view_as(tensor) if tensor.requires_grad else tensor.detach()
+
+
+def _to_meta(t: Tensor) -> Tensor:
+    if _is_meta(t) or t.layout != torch.strided:
+        return t
+    return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
+
+
+def _ones(t: Tensor) -> Tensor:
+    if not _is_meta(t):
+        return t
+    fill = torch.ones if t.dtype == torch.bool or t.is_floating_point() else torch.zeros
+    return fill(t.shape, dtype=t.dtype)
+
+
+def _flat(indices: list[Any]) -> list[Any]:
+    flat: list[Any] = []
+    for index in indices:
+        flat += index if isinstance(index, list) else [index]
+    return flat
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    """The tensors that an operator writes into, by its schema."""
+    found: list[Tensor] = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[i] if i < len(args) else kwargs.get(argument.name)
+            found += tensors_of((value,), {})
+    return found
+
+
+def _give_back(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+    """An operator that returns the argument it wrote into returns that very tensor."""
+    returns = func._schema.returns
+    if not isinstance(out, Tensor) or len(returns) != 1 or returns[0].alias_info is None:
+        return out
+    if not returns[0].alias_info.is_write:
+        return out
+    written = _written(func, args, kwargs)
+    return written[0] if written else out
+
+
+_KEEPS_TRUTH = {
+    f"aten::{n}"
+    for n in (
+        "all any view expand clone mul bitwise_and logical_and _to_copy reshape squeeze unsqueeze detach alias"
+    ).split()
+}
+
+
+def _truth(name: str, args: Any, tensors: list[Tensor], out: Any) -> bool | None:
+    """The healthy world: nothing is NaN or infinite, `all` holds, `any` does not."""
+    if not isinstance(out, Tensor) or out.dtype != torch.bool or not is_ghost(out):
+        return None
+    first = tensors[0].__dict__.get("_nb_truth")
+    other = args[1] if len(args) > 1 else None
+    if name in ("aten::isnan", "aten::isinf", "aten::_is_any_true"):
+        return False
+    if name in ("aten::isfinite", "aten::_is_all_true"):
+        return True
+    if name in ("aten::eq", "aten::ne"):
+        if other is args[0]:
+            return name == "aten::eq"
+        if isinstance(other, float) and math.isinf(other):
+            return name == "aten::ne"
+        return None
+    if name in ("aten::all", "aten::any") and first is None:
+        return name == "aten::all"
+    if name in ("aten::logical_not", "aten::bitwise_not"):
+        return None if first is None else not first
+    if name in _KEEPS_TRUTH:
+        truths = [t.__dict__.get("_nb_truth") for t in tensors]
+        return all(truths) if all(t is not None for t in truths) else None
+    return None

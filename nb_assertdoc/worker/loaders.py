@@ -1,0 +1,228 @@
+"""DataLoaders of a replay: one process, and only the batches that matter.
+
+The loop that failed on the host gets the index lists that were recorded there; every other loop
+over a loader in the same cell gets one batch. Nothing is rewritten: accumulators, loop variables and
+library code just run.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as _dataloader
+
+from ..frames import Cells, here, loader_key
+from ..model import LoaderPlan
+
+QUEUE = 1024  # kernels that can be queued before the host must wait: how late an assert can be
+
+class Window:
+    """The batches of the failing loop that a replay has handed out."""
+
+    def __init__(self) -> None:
+        self.loader: Any = None
+        self.indices: Any = None  # of the current batch
+        self.batch: Any = None
+        self.ordinal = -1  # of the current batch in its epoch on the host
+        self.given = 0
+        self.active = False  # inside the loop
+        self.skipped: list[str] = []
+
+
+class Loaders:
+    """Patches `DataLoader.__iter__` of this process.
+
+    `operators()` tells how many operators have run: the window of batches must cover the launch
+    queue of the GPU. `finished()` is called when the window is used up and the host went no further.
+    """
+
+    def __init__(
+        self,
+        plan: LoaderPlan | None,
+        folder: Path,
+        cells: Cells,
+        operators: Callable[[], int],
+        finished: Callable[[], None],
+        seconds: float,
+    ) -> None:
+        self._plan = plan
+        self._cells = cells
+        self._operators = operators
+        self._finished = finished
+        self._seconds = seconds
+        self._lists: list[Any] = []
+        self._rng: Any = None
+        if plan is not None:
+            self._lists, self._rng = pickle.loads((folder / "loader.pickle").read_bytes())
+        self.window = Window()
+        self._used = False
+        self.whole = plan is None  # without a plan every loop runs in full
+        self.truncated: list[str] = []
+
+    def install(self) -> None:
+        """Patch the class."""
+        mine = self
+
+        def iterate(loader: Any) -> Any:
+            return mine._iterate(loader)
+
+        DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+
+    def _iterate(self, loader: Any) -> Any:
+        key = loader_key(loader, self._cells, here())
+        with _single_process(loader):
+            chosen = self._plan is not None and not self._used and key == self._plan.key
+            if chosen and self._plan.workers == 0:
+                _set_rng(self._rng)
+            iterator = _dataloader._SingleProcessDataLoaderIter(loader)
+        if chosen:
+            self._used = True
+            return self._failing(loader, iterator)
+        return self._watched(loader, iterator, limit=None if self.whole else 1)
+
+    def _watched(self, loader: Any, iterator: Any, limit: int | None) -> Iterator[Any]:
+        """Another loop over a loader."""
+        try:
+            total = len(loader)
+        except TypeError:
+            total = None
+        window = self.window
+        for i, batch in enumerate(_with_indices(iterator, window, loader)):
+            window.ordinal, window.batch, window.given, window.active = i, batch, i + 1, True
+            yield batch
+            if limit is not None and i + 1 >= limit:
+                if total is None or total > limit:
+                    self.truncated.append(type(loader.dataset).__name__)
+                break
+        window.active = False
+
+    def _failing(self, loader: Any, iterator: Any) -> Iterator[Any]:
+        plan = self._plan
+        assert plan is not None
+        window = self.window
+        window.loader, window.active = loader, True
+        next(iterator._sampler_iter, None)  # a sampler draws its seed at its first index
+        workers = _Workers(plan) if plan.workers else None
+        started, operators = time.monotonic(), self._operators()
+        last = plan.count - 1
+        window.given = i = 0
+        while i <= last:
+            window.indices = self._lists[i]
+            window.ordinal = plan.first + i
+            try:
+                if workers is not None:
+                    batch = workers.fetch(window.ordinal, iterator, window.indices)
+                else:
+                    batch = iterator._dataset_fetcher.fetch(window.indices)
+            except StopIteration:  # an iterable data set is at its end
+                break
+            window.batch = batch
+            window.given += 1
+            yield batch
+            i = self._next(i, last, window.given, started, operators)
+        window.active = False
+        if not plan.finished:
+            self._finished()
+
+    def _next(self, i: int, last: int, given: int, started: float, operators: int) -> int:
+        """The next batch: all of them while time allows, else the last ones of the launch queue."""
+        spent = time.monotonic() - started
+        left = last - i
+        if spent + left * spent / given <= self._seconds:
+            return i + 1
+        a_step = max(1, (self._operators() - operators) // given)
+        needed = min(left, -(-QUEUE // a_step) + 2)
+        if left > needed:
+            self.window.skipped.append(f"batches {i + 1}..{last - needed} were not replayed")
+            return last - needed + 1
+        return i + 1
+
+
+def _with_indices(iterator: Any, window: Window, loader: Any) -> Iterator[Any]:
+    """The batches of an iterator, with the index list of each noted in the window."""
+    ask = iterator._next_index
+
+    def noted() -> Any:
+        window.indices = ask()
+        window.loader = loader
+        return window.indices
+
+    iterator._next_index = noted
+    yield from iterator
+
+
+class _single_process:
+    """The loader with no workers: its error then comes in this process, and nothing is forked."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __enter__(self) -> None:
+        d = self._loader.__dict__
+        self._kept = {k: d[k] for k in ("num_workers", "prefetch_factor", "pin_memory") if k in d}
+        self._kept["_DataLoader__multiprocessing_context"] = d.get(
+            "_DataLoader__multiprocessing_context"
+        )
+        d.update(num_workers=0, prefetch_factor=None, pin_memory=False)
+
+    def __exit__(self, *exc: object) -> None:
+        self._loader.__dict__.update(self._kept)
+
+
+class _Workers:
+    """The random states of the host's worker processes, so that augmentations come out alike.
+
+    Worker w of W is seeded with `base_seed + w` and makes batches w, w + W, ... (torch's
+    `_utils/worker.py`).
+    """
+
+    def __init__(self, plan: LoaderPlan) -> None:
+        self._count = plan.workers
+        self._base_seed = plan.base_seed or 0
+        self._states: dict[int, Any] = {}
+
+    def fetch(self, ordinal: int, iterator: Any, indices: Any) -> Any:
+        """Batch `ordinal`, as its worker would have made it."""
+        mine = _get_rng()
+        worker = ordinal % self._count
+        try:
+            if worker in self._states:
+                _set_rng(self._states[worker])
+            else:
+                self._seed(worker)
+            return iterator._dataset_fetcher.fetch(indices)
+        finally:
+            self._states[worker] = _get_rng()
+            _set_rng(mine)
+
+    def _seed(self, worker: int) -> None:
+        seed = self._base_seed + worker
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        generate = getattr(torch.utils.data._utils.worker, "_generate_state", None)
+        if generate is not None:
+            np.random.seed(generate(self._base_seed, worker))
+
+
+def _get_rng() -> Any:
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+
+
+def _set_rng(state: Any) -> None:
+    if state is None:
+        return
+    python, numpy, torch_state = state
+    if python is not None:
+        random.setstate(python)
+    if numpy is not None:
+        np.random.set_state(numpy)
+    if torch_state is not None:
+        torch.default_generator.set_state(torch_state)

@@ -1,0 +1,168 @@
+"""What things are called in the user's code: modules, tables, index expressions, data sets."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import torch
+
+from ..frames import Cells
+
+_INDEX_POSITION = {  # of the index argument: as a function's, as a method's or module's argument
+    "cross_entropy": (1, 1),
+    "nll_loss": (1, 1),
+    "multi_margin_loss": (1, 1),
+    "ctc_loss": (1, 1),
+    "embedding": (0, 0),
+    "embedding_bag": (0, 0),
+    "one_hot": (0, 0),
+    "multinomial": (0, 0),
+    "binary_cross_entropy": (0, 0),
+    "bernoulli": (0, 0),
+    "gather": (2, 1),
+    "take": (1, 0),
+    "take_along_dim": (1, 0),
+    "index_select": (2, 1),
+}
+
+
+def modules_of(stack: list[FrameType]) -> list[torch.nn.Module]:
+    """The modules whose methods are running, innermost first, each once."""
+    found: list[torch.nn.Module] = []
+    for frame in stack:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and not any(owner is m for m in found):
+            found.append(owner)
+    return found
+
+
+def module_path(stack: list[FrameType], users: list[FrameType]) -> tuple[str | None, str | None]:
+    """The qualified name of the innermost module that the user can reach, and its type."""
+    running = modules_of(stack)
+    for module in running:
+        for root in reversed(running):
+            path = next((n for n, m in root.named_modules() if m is module), None)
+            if path is None:
+                continue
+            name = name_of(root, users)
+            if name is None and root is module:
+                continue
+            whole = ".".join(p for p in (name or type(root).__name__, path) if p)
+            return whole, type(module).__name__
+    return None, None
+
+
+def name_of(thing: Any, users: list[FrameType]) -> str | None:
+    """A name under which the user's code reaches an object: a variable, or an attribute of one."""
+    scopes: list[Mapping[str, Any]] = []
+    for frame in users:  # outermost first: "train_loader" is better than a parameter "loader"
+        scopes += [frame.f_globals] if not scopes else []
+        scopes.append(frame.f_locals)
+    for scope in scopes:
+        for name, value in list(scope.items()):
+            if value is thing and not name.startswith("_"):
+                return name
+    for scope in scopes:
+        for name, value in list(scope.items()):
+            if name.startswith("_"):
+                continue
+            for path, part in _parts(value):
+                if part is thing:
+                    return f"{name}{path}"
+    return None
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, part in list(value.items())[:64]:
+            yield f"[{key!r}]", part
+    elif isinstance(value, list | tuple):
+        for i, part in enumerate(value[:64]):
+            yield f"[{i}]", part
+    elif not isinstance(value, type) and type(value).__module__ not in ("builtins", "numpy"):
+        held = getattr(value, "__dict__", None)
+        if isinstance(held, dict):
+            for key, part in list(held.items())[:64]:
+                yield f".{key}", part
+
+
+def expressions(op: str, call: str | None, direct: bool) -> tuple[str | None, str | None]:
+    """Source of the index argument and of what is indexed, from the user's own call.
+
+    `direct` tells that only torch lies between the call and the operator: else the arguments are
+    another function's.
+    """
+    if call is None or not direct:
+        return None, None
+    try:
+        node = ast.parse(call.strip(), mode="eval").body
+    except SyntaxError:
+        return None, None
+    if isinstance(node, ast.Subscript):
+        return ast.unparse(node.slice), ast.unparse(node.value)
+    if not isinstance(node, ast.Call):
+        return None, None
+    by_name = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg}
+    base = op.rstrip("_")
+    function = isinstance(node.func, ast.Name | ast.Attribute) and _is_function(node.func, base)
+    if base.startswith(("scatter", "index_add", "index_copy", "index_fill", "index_reduce")):
+        position = 2 if function else 1
+    else:
+        position = _INDEX_POSITION.get(base, (0, 0))[0 if function else 1]
+    arguments = [ast.unparse(a) for a in node.args]
+    index = by_name.get("target") or by_name.get("index")
+    if index is None and position < len(arguments):
+        index = arguments[position]
+    if base in ("cross_entropy", "nll_loss"):
+        table = by_name.get("input") or (arguments[0] if arguments else None)
+    elif isinstance(node.func, ast.Attribute) and not function and base not in _INDEX_MODULES:
+        table = ast.unparse(node.func.value)
+    elif base in _INDEX_MODULES:
+        table = ast.unparse(node.func)
+    else:
+        table = arguments[0] if arguments and position else None
+    return index, table
+
+
+_INDEX_MODULES = {"embedding", "embedding_bag"}
+
+
+def _is_function(func: ast.Name | ast.Attribute, op: str) -> bool:
+    """`F.cross_entropy(...)`, `torch.gather(...)`: the operator's own name behind a module's."""
+    if isinstance(func, ast.Name):
+        return func.id == op
+    return (
+        func.attr.rstrip("_") == op
+        and isinstance(func.value, ast.Name | ast.Attribute)
+        and ast.unparse(func.value) in ("F", "torch", "nn.functional", "torch.nn.functional")
+    )
+
+
+def split_of(*names: str | None) -> str | None:
+    """Which part of the data a loader's or data set's name speaks of."""
+    for name in names:
+        low = (name or "").lower()
+        for word, split in (
+            ("val", "validation"),
+            ("dev", "validation"),
+            ("test", "test"),
+            ("eval", "evaluation"),
+            ("train", "train"),
+        ):
+            if word in low:
+                return split
+    return None
+
+
+def only_torch_between(stack: list[FrameType], location: FrameType, cells: Cells) -> bool:
+    """True where no library but torch stands between the user's line and the operator."""
+    for frame in stack:
+        if frame is location:
+            return True
+        module = str(frame.f_globals.get("__name__", ""))
+        if not module.startswith(("torch.", "nb_assertdoc", "contextlib")) and module != "torch":
+            return False
+    return False

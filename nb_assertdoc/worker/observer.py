@@ -1,0 +1,368 @@
+"""Turns a faulty call into an `Observed`: the finding, and what the cause rules need around it."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Iterator, Mapping
+from types import FrameType
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from .. import devices, frames, indexing
+from ..frames import Cells
+from ..indexing import Bad, Usage
+from ..model import (
+    Finding,
+    Observed,
+    Place,
+    RealError,
+    Step,
+    Tokenizer,
+    Values,
+    Variable,
+)
+from . import names
+from .checks import Checker, Seen, seen_key
+from .hooks import is_ghost, mapped
+from .loaders import Loaders
+from .loops import LoopCounter
+
+SCAN_SECONDS = 1.0
+SCAN_ROWS = 100_000
+_REAL_ERROR_ELEMENTS = 1 << 26  # most elements of the tensors that are made to ask the CPU
+_CONFIG = (
+    "num_labels vocab_size max_position_embeddings n_positions type_vocab_size pad_token_id "
+    "problem_type num_embeddings model_type max_2d_position_embeddings"
+).split()
+
+
+class Observer:
+    """Looks around a fault. Everything it reads is the worker's own."""
+
+    def __init__(
+        self,
+        cells: Cells,
+        namespace: dict[str, Any],
+        checker: Checker,
+        loops: LoopCounter,
+        loaders: Loaders,
+        sources: tuple[str, ...],
+    ) -> None:
+        self._cells = cells
+        self._namespace = namespace
+        self._checker = checker
+        self._loops = loops
+        self._loaders = loaders
+        self._sources = sources
+
+    def observe(
+        self, usage: Usage, bad: Bad, func: Any, args: Any, kwargs: Any, unknown: tuple[str, ...]
+    ) -> Observed | None:
+        """The fault with all facts but the scan of the data; None outside user code."""
+        stack = frames.stack(frames.here())
+        users = [f for f in reversed(stack) if self._cells.is_user(f.f_code.co_filename)]
+        if not users:
+            return None
+        location = users[-1]
+        module, module_type = names.module_path(stack, users)
+        op = indexing.public_name(usage.op, [f.f_code.co_name for f in stack[:60]])
+        places = tuple(self._place(f) for f in users)
+        direct = names.only_torch_between(stack, location, self._cells)
+        index, table = names.expressions(op, places[-1].expression, direct)
+        seen = self._checker.seen.get(seen_key(usage))
+        finding = Finding(
+            op=op,
+            aten_op=str(func),
+            argument=usage.argument,
+            bad_values=tuple(bad.values),
+            distinct_bad=bad.distinct,
+            bad_count=bad.count,
+            total=bad.total,
+            positions=tuple(tuple(p) for p in bad.positions),
+            bound=usage.bound,
+            margin=bad.margin,
+            location=places[-1],
+            user_frames=places,
+            module=module,
+            module_type=module_type,
+            table=usage.table,
+            step=self._step(users, usage.tensor, bad),
+        )
+        whole = Seen()
+        whole.add(usage.tensor)
+        return Observed(
+            finding=finding,
+            dtype=str(usage.tensor.dtype).removeprefix("torch."),
+            shape=tuple(usage.tensor.shape),
+            values=_with_bad(whole.values(), bad.count),
+            input_shape=tuple(usage.size_of.shape) if usage.size_of is not None else (),
+            data=_joined(seen, whole) if seen is not None else None,
+            index_expression=index,
+            table_expression=table,
+            config=self._config(stack),
+            tokenizers=tuple(self._tokenizers(bad)),
+            variables=tuple(self._variables(location)),
+            sources=self._sources,
+            unknown=unknown,
+            real_error=real_error(func, args, kwargs),
+        )
+
+    def scanned(self, observed: Observed, usage: Usage) -> Observed:
+        """The same with the values of that field over the data set, as far as time allows."""
+        window = self._loaders.window
+        loader = window.loader
+        if loader is None or not window.active or observed.finding.bound is None:
+            return observed
+        path = _path_to(window.batch, usage.tensor)
+        dataset = getattr(loader, "dataset", None)
+        if path is None or dataset is None or not hasattr(dataset, "__getitem__"):
+            return observed
+        values = _scan(loader, dataset, path, usage)
+        if values is None:
+            return observed
+        users = frames.user_frames(frames.here(), self._cells)
+        return msgspec.structs.replace(
+            observed, data=values, data_name=names.name_of(dataset, users)
+        )
+
+    def module(self) -> str | None:
+        """The qualified name of the module that runs."""
+        stack = frames.stack(frames.here())
+        users = [f for f in reversed(stack) if self._cells.is_user(f.f_code.co_filename)]
+        return names.module_path(stack, users)[0]
+
+    # ---- the parts
+
+    def _place(self, frame: FrameType) -> Place:
+        place = frames.place(frame, self._cells)
+        around = self._loops.around(frame, frame.f_lineno)
+        targets = [t for loop, _ in around for t in loop.targets]
+        extra = [
+            v for v in frames.loop_variables(frame, targets) if v not in (place.function or "")
+        ]
+        if not extra:
+            return place
+        shown = ", ".join(extra)
+        function = f"{place.function} with {shown}" if place.function else f"loop with {shown}"
+        return msgspec.structs.replace(place, function=function)
+
+    def _step(self, users: list[FrameType], tensor: Tensor, bad: Bad) -> Step | None:
+        window = self._loaders.window
+        found = None
+        for frame in reversed(users):
+            found = self._loops.innermost(frame, frame.f_lineno)
+            if found is not None:
+                break
+        driven = window.active and (found is None or found[1] == window.given - 1)
+        if found is None and not window.active:
+            return None
+        if found is not None:
+            loop, iteration = found[0].source, found[1]
+        else:
+            loop, iteration = f"loop over a {type(window.loader).__name__}", window.ordinal
+        if driven:
+            iteration = window.ordinal
+        rows: tuple[int, ...] = ()
+        indices: tuple[int, ...] | None = None
+        split = None
+        if window.active and window.loader is not None:
+            rows = _rows(tensor, bad, window.indices)
+            chosen = window.indices
+            if isinstance(chosen, list | tuple) and all(type(i) is int for i in chosen) and rows:
+                indices = tuple(chosen[r] for r in rows)
+            split = names.split_of(
+                names.name_of(window.loader, users),
+                names.name_of(getattr(window.loader, "dataset", None), users),
+            )
+        return Step(
+            loop=loop, iteration=iteration, batch_rows=rows, dataset_indices=indices, split=split
+        )
+
+    def _config(self, stack: list[FrameType]) -> dict[str, int | str | None]:
+        for module in names.modules_of(stack):
+            config = getattr(module, "config", None)
+            found = {k: v for k in _CONFIG if isinstance(v := getattr(config, k, None), int | str)}
+            if found:
+                return dict(found)
+        return {}
+
+    def _tokenizers(self, bad: Bad) -> Iterator[Tokenizer]:
+        for name, thing in list(self._namespace.items()):
+            if name.startswith("_") or not hasattr(thing, "convert_ids_to_tokens"):
+                continue
+            try:
+                tokens = {
+                    str(v): str(thing.convert_ids_to_tokens(int(v)))
+                    for v in bad.values[:8]
+                    if not isinstance(v, str) and 0 <= v < len(thing)
+                }
+                longest = getattr(thing, "model_max_length", None)
+                yield Tokenizer(
+                    name=name,
+                    size=len(thing),
+                    vocab_size=int(thing.vocab_size),
+                    model_max_length=longest if isinstance(longest, int) else None,
+                    tokens=tokens,
+                )
+            except Exception:
+                # A user's or a library's tokenizer may lack any of these; it is then no evidence.
+                continue
+
+    def _variables(self, location: FrameType) -> Iterator[Variable]:
+        code = "\n".join(self._sources)
+        scopes = [location.f_locals, self._namespace]
+        names_seen = set()
+        for scope in scopes:
+            for name, value in list(scope.items()):
+                if name.startswith("_") or name in names_seen or name not in code:
+                    continue
+                if type(value) is int:
+                    text = str(value)
+                elif isinstance(value, dict | list | tuple | set) and len(value) <= 1_000_000:
+                    text = f"{type(value).__name__} of {len(value)}"
+                    if isinstance(value, dict) and len(value) <= 8:
+                        pairs = [
+                            f"{k!r}: {v}"
+                            for k, v in value.items()
+                            if type(k) in (str, int) and type(v) is int
+                        ]
+                        text += f" {{{', '.join(pairs)}}}" if pairs else ""
+                else:
+                    continue
+                names_seen.add(name)
+                yield Variable(name=name, value=text)
+                if len(names_seen) >= 60:
+                    return
+
+
+def _with_bad(values: Values, count: int) -> Values:
+    return msgspec.structs.replace(values, bad_count=count)
+
+
+def _joined(seen: Seen, call: Seen) -> Values:
+    both = Seen(
+        count=seen.count + call.count,
+        minimum=_least(seen.minimum, call.minimum, min),
+        maximum=_least(seen.maximum, call.maximum, max),
+        distinct=seen.distinct | call.distinct,
+    )
+    return both.values()
+
+
+def _least(a: float | None, b: float | None, pick: Any) -> float | None:
+    return b if a is None else a if b is None else pick(a, b)
+
+
+def _rows(tensor: Tensor, bad: Bad, indices: Any) -> tuple[int, ...]:
+    """Rows of the batch that hold bad values: the batch dimension comes first, flattened or not."""
+    if not isinstance(indices, list | tuple) or not tensor.dim() or not indices:
+        return ()
+    size = len(indices)
+    firsts = sorted({p[0] for p in bad.positions})
+    if tensor.shape[0] == size:
+        return tuple(firsts)
+    if tensor.dim() == 1 and tensor.shape[0] % size == 0:
+        each = tensor.shape[0] // size
+        return tuple(sorted({f // each for f in firsts}))
+    return ()
+
+
+def real_error(func: Any, args: Any, kwargs: Any) -> RealError | None:
+    """What the CPU says to the very call, with tables of zeros for what has no values."""
+
+    def solid(t: Tensor) -> Tensor:
+        if not is_ghost(t):
+            return t
+        if t.numel() > _REAL_ERROR_ELEMENTS:
+            raise MemoryError
+        return torch.zeros(t.shape, dtype=t.dtype)
+
+    try:
+        with devices.raw():
+            args = tuple(mapped(solid, a) for a in args)
+            kwargs = {k: mapped(solid, v) for k, v in kwargs.items()}
+            args = tuple(a.clone() if isinstance(a, Tensor) else a for a in args)
+    except Exception:
+        return None
+    try:
+        with devices.raw():
+            func(*args, **kwargs)
+    except Exception as error:
+        lines = traceback.format_exception_only(type(error), error)
+        return RealError(
+            type=type(error).__name__,
+            message=str(error),
+            traceback=tuple(line.rstrip("\n") for line in lines),
+        )
+    return None
+
+
+# ---- the data set
+
+
+def _leaves(batch: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    if isinstance(batch, Tensor):
+        yield path, batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _leaves(value, (*path, key))
+    elif isinstance(batch, list | tuple):
+        for i, value in enumerate(batch[:64]):
+            yield from _leaves(value, (*path, i))
+
+
+def _path_to(batch: Any, tensor: Tensor) -> tuple[tuple[Any, ...], int | None] | None:
+    """The field of the batch (and its column) whose values are those of the index tensor."""
+    if tensor.is_floating_point() or not tensor.numel():
+        return None
+    with devices.raw():
+        wanted = tensor.detach().reshape(-1).long()
+        for path, leaf in _leaves(batch):
+            if is_ghost(leaf) or leaf.is_complex():
+                continue
+            if leaf.numel() == wanted.numel() and bool(
+                (leaf.detach().reshape(-1).long() == wanted).all()
+            ):
+                return path, None
+            if leaf.dim() == 2 and leaf.shape[0] == wanted.numel() and leaf.shape[1] <= 64:
+                for j in range(leaf.shape[1]):
+                    if bool((leaf[:, j].detach().long() == wanted).all()):
+                        return path, j
+    return None
+
+
+def _scan(
+    loader: Any, dataset: Any, path: tuple[tuple[Any, ...], int | None], usage: Usage
+) -> Values | None:
+    seen, bad_count = Seen(), 0
+    end = time.monotonic() + SCAN_SECONDS
+    size = loader.batch_size or 1
+    rows = min(len(dataset), SCAN_ROWS)
+    complete = rows == len(dataset)
+    try:
+        for start in range(0, rows, size):
+            if time.monotonic() > end:
+                complete = False
+                break
+            items = [dataset[i] for i in range(start, min(start + size, rows))]
+            batch = loader.collate_fn(items)
+            leaf: Any = batch
+            for key in path[0]:
+                leaf = leaf[key]
+            if path[1] is not None:
+                leaf = leaf[:, path[1]]
+            seen.add(leaf)
+            bad_count += int(usage.rule(leaf).sum())
+    except Exception:
+        # The data set is the user's code: what was read until now still counts.
+        complete = False
+    if not seen.count:
+        return None
+    values = seen.values()
+    return msgspec.structs.replace(
+        values, bad_count=bad_count, complete=values.complete and complete
+    )
