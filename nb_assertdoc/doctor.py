@@ -43,7 +43,6 @@ from .recorder import Execution, Loop
 from .settings import settings
 
 log = logging.getLogger("nb_assertdoc")
-SWALLOWED = "swallowed"  # the `exception` of a crash that user code caught
 ENGINES = ("ghost", "cpu", "history")
 Engine = Literal["ghost", "cpu", "history"]
 Progress = Callable[[str], None]
@@ -125,7 +124,7 @@ def swallowed(crash: Crash, source: str, execution_count: int | None) -> Crash:
     caught = f"`{where.source.strip()}` in line {number}" if number else "an except in called code"
     return msgspec.structs.replace(
         crash,
-        exception=SWALLOWED,
+        exception="",
         message=f"The error was swallowed by {caught} of In [{execution_count}].",
         surface=where,
     )
@@ -377,9 +376,13 @@ def assemble(
     contradiction = diagnosis.contradiction(chosen.finding.op, allowed)
     if contradiction is not None:
         doubts.append(contradiction)
-    if doubts:
-        cause = msgspec.structs.replace(
-            cause, because=(*cause.because, *(f"Not certain: {d}." for d in dict.fromkeys(doubts)))
+    if doubts:  # they belong to the replay that found the fault
+        at = next(i for i, t in enumerate(tries) if chosen in t.observed)
+        named = (*dict.fromkeys(doubts), *replays[at].differences)
+        replays = (
+            *replays[:at],
+            msgspec.structs.replace(replays[at], differences=named),
+            *replays[at + 1 :],
         )
     others = tuple(
         o.finding for t in tries for o in t.observed if o is not chosen and o.finding != chosen.finding
@@ -412,7 +415,7 @@ def _with_evidence(
             f"The {crash.messenger} error was only the messenger: the first library call after the "
             "assert reports it."
         )
-    if crash is not None and crash.exception == SWALLOWED:
+    if crash is not None and not crash.exception:
         because.append(f"{crash.message} try/except cannot help: the GPU state stays dead.")
     longer = [w for w in warnings if "longer than" in w]
     if longer and chosen.finding.op.startswith("embedding"):

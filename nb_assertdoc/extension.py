@@ -188,7 +188,7 @@ class Attached:
         sighting = detector.recognise(None, self.tap.since(current.mark, 0.0))
         if sighting is None:
             return
-        self._handled, self._was_swallowed = RuntimeError(doctor.SWALLOWED), True
+        self._handled, self._was_swallowed = RuntimeError("swallowed"), True
         self._act(sighting, current, None)
 
     def _act(

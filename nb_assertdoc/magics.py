@@ -13,7 +13,7 @@ from IPython.core.magic_arguments import MagicArgumentParser
 from . import catalogue, diagnosis, doctor, report, restart
 from .display import Shown
 from .errors import AssertdocError, NothingToReplay, UsageError
-from .model import Crash, Report, to_json
+from .model import Crash, Report
 from .recorder import Execution, Recorder
 from .settings import AssertDoc, settings
 
@@ -172,7 +172,7 @@ class AssertdocMagics(Magics):
         self._host.report = found
         shown.report(found)
         if given.report is not None:
-            given.report.write_bytes(to_json(found))
+            given.report.write_bytes(report.json_bytes(found))
 
     def _chosen(self, count: int | None) -> tuple[Execution, Crash | None]:
         host = self._host
@@ -233,7 +233,7 @@ class AssertdocMagics(Magics):
     def _save(self, path: Path) -> None:
         last = self._last()
         writers = {
-            ".json": lambda: to_json(last),
+            ".json": lambda: report.json_bytes(last),
             ".html": lambda: report.html(last).encode(),
             ".txt": lambda: report.text(last).encode(),
         }

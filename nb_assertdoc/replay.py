@@ -193,7 +193,8 @@ class _Kernel:
             if reply is not None and reply["parent_header"].get("msg_id") == self._asked:
                 failed = reply["content"]["status"] == "error"
                 if failed and stop_on_error:
-                    self._words = "\n".join(reply["content"].get("traceback", []))[-2000:]
+                    content = reply["content"]
+                    self._words = f"{content.get('ename')}: {content.get('evalue')}"
                 return not interrupted and not (failed and stop_on_error)
             self._drain()
             if not self.alive():

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
-from traitlets import Bool, Float, Int
+from traitlets import Bool, Float, Int, TraitError
 from traitlets.config import SingletonConfigurable
 
 
@@ -40,7 +41,18 @@ class AssertDoc(SingletonConfigurable):
 
 
 def settings() -> AssertDoc:
-    """The settings of this process."""
+    """The settings of this process.
+
+    `NB_ASSERTDOC_REPLAY_SECONDS=60` and the like in the environment set the defaults; a value that
+    cannot be read is left out, since a typo there must not break a notebook.
+    """
+    if not AssertDoc.initialized():
+        made = AssertDoc.instance()
+        for name, trait in AssertDoc.class_own_traits(config=True).items():
+            text = os.environ.get(f"NB_ASSERTDOC_{name.upper()}")
+            if text is not None:
+                with contextlib.suppress(TraitError, ValueError):
+                    setattr(made, name, trait.from_string(text))
     return AssertDoc.instance()
 
 

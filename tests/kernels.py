@@ -9,6 +9,7 @@ with Kernel(simulated_gpu=True, extension=True) as kernel:
 from __future__ import annotations
 
 import ast
+import json
 import os
 import queue
 import shutil
@@ -26,6 +27,7 @@ from jupyter_client.manager import KernelManager
 MIME = "application/vnd.nb-assertdoc.report.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 ROOT = Path(__file__).resolve().parent.parent
+PATIENT = {"replay_seconds": 90.0, "salvage_seconds": 30.0}  # what is slow here is the machine
 Message = dict[str, Any]
 
 
@@ -115,6 +117,7 @@ class _Manager(KernelManager):
 class Kernel:
     """One kernel, in a private folder that is its working directory unless `cwd` is given.
 
+    `settings` are those of `AssertDoc`, read from a config file as a user's would be.
     `simulated_gpu` and `extension` load the two extensions, in the order in which a notebook does;
     `setup` is code that runs before them. All of that runs without history, as front ends' own
     code does, so the first `run` is `In [1]`.
@@ -127,6 +130,7 @@ class Kernel:
         simulated_gpu: bool = False,
         setup: str = "",
         cwd: str | Path | None = None,
+        settings: Mapping[str, Any] = PATIENT,
         env: Mapping[str, str] | None = None,
         python: str = sys.executable,
         start_timeout: float = 120,
@@ -141,10 +145,13 @@ class Kernel:
         )
         self.manager.python = python
         self.client: Any = None
-        # pytest's mark in the environment stops ipykernel from capturing fd 2; the histories of
-        # parallel kernels fight over one file.
+        profile = self.folder / "ipython" / "profile_default"  # histories of parallel kernels fight
+        profile.mkdir(parents=True)
+        config = json.dumps({"AssertDoc": dict(settings)})
+        (profile / "ipython_kernel_config.json").write_text(config)
+        # pytest's mark in the environment stops ipykernel from capturing fd 2.
         inherited = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-        private = {"IPYTHONDIR": str(self.folder / "ipython")}
+        private = {"IPYTHONDIR": str(profile.parent)}
         try:
             self.manager.start_kernel(
                 cwd=str(self.cwd), env={**inherited, **private, **(env or {})}

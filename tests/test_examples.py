@@ -16,8 +16,8 @@ MENDED = {
         "Classifier(len(tokenizer) + 1)",
     ),
     "loaded_after_the_crash": (
-        "torch.tensor(watched)",
-        "torch.tensor([sorted(set(watched)).index(film) for film in watched])",
+        "torch.tensor(movie_ids)",
+        "torch.tensor([sorted(set(movie_ids)).index(movie) for movie in movie_ids])",
     ),
 }
 
@@ -67,7 +67,7 @@ def test_token_added_without_resizing(tmp_path):
     assert said(report) == ("embedding", "input", [300], (0, 300), "token_id_ge_vocab")
     assert report["confidence"] == "certain"
     finding = report["finding"]
-    assert (finding["module"], finding["table"]) == ("tokens", "num_embeddings=300")
+    assert (finding["module"], finding["table"]) == ("model.tokens", "num_embeddings=300")
     assert finding["positions"] == [[1, 2], [2, 1], [2, 2]]
     assert source(finding["location"]) == "hidden = self.tokens(ids).mean(1)"
 
@@ -82,7 +82,7 @@ def test_loaded_after_the_crash(tmp_path):
     expected = ("embedding", "input", [17, 42, 99], (0, 4), "category_id_ge_table")
     assert said(replay.report) == expected
     finding = replay.report["finding"]
-    assert source(finding["location"]) == 'vectors = films(batch.to("cuda"))'
+    assert source(finding["location"]) == 'vectors = movies(batch.to("cuda"))'
     assert finding["location"]["execution_count"] == 3
     assert innocent.error is not None
     assert innocent.report["crash"]["stale"] is True

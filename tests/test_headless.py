@@ -18,7 +18,10 @@ from nbformat.v4 import new_code_cell, new_notebook
 from nb_assertdoc import model
 
 CELLS = (
-    "%load_ext nb_assertdoc.simulated_gpu\n%load_ext nb_assertdoc",
+    """%load_ext nb_assertdoc.simulated_gpu
+%load_ext nb_assertdoc
+from nb_assertdoc.settings import settings
+settings().replay_seconds = 120  # the machine may be busy""",
     """from nb_assertdoc.errors import UsageError
 from nb_assertdoc.restart import adapter
 try:

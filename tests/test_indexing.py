@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nb_assertdoc import indexing
+from nb_assertdoc import catalogue, indexing
 from nb_assertdoc.indexing import Bad, Usage
 from nb_assertdoc.model import Bound
 
@@ -721,6 +721,8 @@ def test_public_functions_are_seen(
         call(device)
     usage, found = watch.bad[0]
     assert (usage.op, usage.argument, found.values) == (op, argument, values)
+    site = indexing.assert_site(usage)
+    assert site is None or catalogue.entry(site).id == site
 
 
 def test_take_along_dim_with_a_dim_follows_this_torch() -> None:

@@ -67,11 +67,11 @@ def test_readme_lists_every_command_of_the_terminal():
 
 def test_readme_lists_every_command_of_the_magic(cpu_kernel):
     outcome = cpu_kernel.run("%assertdoc help", store_history=False)
-    listed = set(re.findall(r"^\| `%assertdoc (\w+)", README, re.MULTILINE))
+    listed = set(re.findall(r"^    (\w+)", outcome.text, re.MULTILINE)) - {"status"}  # bare
 
     assert outcome.error is None, outcome.text
     assert listed
-    assert [name for name in listed if f"%assertdoc {name}" not in outcome.text] == []
+    assert listed == set(re.findall(r"^\| `%assertdoc (\w+)", README, re.MULTILINE))
 
 
 def records(type_: object) -> set[type[msgspec.Struct]]:
@@ -145,3 +145,14 @@ def test_no_text_of_the_package_sends_users_to_a_command_that_is_not_there():
         if named not in (magics if program == "%" else commands)
     ]
     assert missing == []
+
+
+def test_settings_of_a_config_file_reach_the_kernel(start_kernel):
+    kernel = start_kernel(extension=True, settings={"replay_seconds": 33.0})
+
+    assert kernel.value("get_ipython().config.AssertDoc.replay_seconds") == 33.0, "the file is read"
+    outcome = kernel.run("%config AssertDoc.replay_seconds")
+    assert outcome.error is None, outcome.text
+    assert outcome.displays[-1]["text/plain"] == "33.0"
+    kernel.run("%config AssertDoc.replay_seconds = 44.0")
+    assert "replay_seconds = 44.0" in kernel.run("%assertdoc settings").text

@@ -329,7 +329,7 @@ def test_limits_and_what_does_not_load(pair: Pair) -> None:
 def test_torch(pair: Pair) -> None:
     result = pair(
         """
-        import copy, torch
+        import torch
         from torch import nn
         from torch.utils.data import DataLoader, TensorDataset
         class Net(nn.Module):
@@ -354,7 +354,6 @@ def test_torch(pair: Pair) -> None:
             train_ds, 2, shuffle=True, generator=generator,
             collate_fn=lambda rows: torch.stack([row[0] for row in rows]),
         )
-        expected = torch.randperm(10, generator=copy.deepcopy(generator).set_state(generator.get_state()))
         live = iter(loader)
         state_before = generator.get_state()
         whole = torch.arange(6, dtype=torch.bfloat16)
@@ -503,10 +502,6 @@ def test_frames_and_estimators(pair: Pair) -> None:
 
 
 def test_names_of_a_cell() -> None:
-    def helper() -> int:
-        return 1
-
-    helper.__globals__  # noqa: B018  (its globals are this module's, not the namespace)
     namespace: dict[str, Any] = {"x": 1, "data": 2, "y": 3, "In": [], "get_ipython": print}
     exec("def f():\n    class K:\n        z = y\n    return K", namespace)
     assert reached("x = o.data\nf()", namespace) == ("y", "f")

@@ -6,6 +6,7 @@ Imports wait for the command that needs them.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -35,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(argv)
         code: int = options.command(options)
         return code
+    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except (UsageError, NotebookError, NothingToReplay) as error:
         return _say(f"error: {error}", USAGE)
     except AssertdocError as error:
@@ -292,12 +296,12 @@ def _deliver(shown: Shown, options: argparse.Namespace) -> int:
     """Print the report, write the files that were asked for; returns the exit code."""
     from nb_assertdoc import model
 
-    print(shown.text)
     if options.report is not None:
         _write(options.report, model.to_json(shown.report).decode() + "\n")
     if options.html is not None:
         head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>nb-assertdoc</title>'
         _write(options.html, f"{head}<body>{shown.html}</body></html>\n")
+    print(shown.text, flush=True)
     codes = {"clean": OK, "not_found": NOT_FOUND}
     return codes.get(shown.report.confidence, DIAGNOSED)
 

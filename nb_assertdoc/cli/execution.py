@@ -19,6 +19,12 @@ import msgspec
 from nb_assertdoc import model
 from nb_assertdoc.errors import UsageError, WorkerError
 
+# Who runs this command asks for the replay. One expression: it leaves no name in the notebook.
+USE_ASKED_BUDGET = (
+    "(lambda settings: setattr(settings, 'replay_seconds', settings.asked_seconds))"
+    "(__import__('nb_assertdoc.settings', fromlist=['settings']).settings())"
+)
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -111,14 +117,16 @@ async def _started(client: Any, manager: Any, folder: Path, log: IO[bytes]) -> A
 async def _load_extensions(client: Any, kernel: str | None, simulated_gpu: bool) -> None:
     from nbclient.exceptions import CellExecutionError
 
-    for name in ["nb_assertdoc.simulated_gpu"] * simulated_gpu + ["nb_assertdoc"]:
-        try:
-            await _execute_aside(client, f"%load_ext {name}")
-        except CellExecutionError as error:
-            raise UsageError(
-                f"kernel {kernel or sys.executable} cannot load {name}: "
-                f"{error.ename}: {error.evalue}"
-            ) from error
+    try:
+        if simulated_gpu:
+            await _execute_aside(client, "%load_ext nb_assertdoc.simulated_gpu")
+        await _execute_aside(client, "%load_ext nb_assertdoc")
+        await _execute_aside(client, USE_ASKED_BUDGET)
+    except CellExecutionError as error:
+        raise UsageError(
+            f"kernel {kernel or sys.executable} cannot load nb_assertdoc: "
+            f"{error.ename}: {error.evalue}"
+        ) from error
 
 
 async def _execute_cell(client: Any, cell: Any, index: int) -> str | None:
@@ -139,15 +147,16 @@ async def _execute_cell(client: Any, cell: Any, index: int) -> str | None:
 
 
 async def _execute_aside(client: Any, code: str) -> Any:
-    """Execute `code` in the notebook's kernel, neither in its history nor among its cells."""
+    """Execute `code` in the kernel, outside the notebook's history, cells and time limit."""
     from nbformat.v4 import new_code_cell, new_notebook
 
     cell = new_code_cell(code)
-    notebook, client.nb = client.nb, new_notebook(cells=[cell])
+    before = client.nb, client.timeout_func
+    client.nb, client.timeout_func = new_notebook(cells=[cell]), None
     try:
         return await client.async_execute_cell(cell, 0, store_history=False)
     finally:
-        client.nb = notebook
+        client.nb, client.timeout_func = before
 
 
 async def _replay_with(client: Any, engine: str, seconds: float | None) -> Shown | None:
@@ -161,7 +170,7 @@ async def _replay_with(client: Any, engine: str, seconds: float | None) -> Shown
 
 
 def _error_in(cell: Any, index: int) -> str | None:
-    """An error that the kernel's reply did not mention, as IPython 7 does for %%time, %run, reprs."""
+    """An error that the reply left out, as IPython 7 does with those of %%time, %run and reprs."""
     if "raises-exception" in cell.metadata.get("tags", []):
         return None
     errors = [output for output in cell.outputs if output.output_type == "error"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nb_assertdoc.devices.moves import to_cpu
-from nb_assertdoc.devices.state import TAG, device_of, pretended, real_device, state, tag, tag_of
+from nb_assertdoc.devices.state import TAG, device_of, pretended, state, tag_of
 
 READS = (
     "item tolist is_nonzero equal __bool__ __int__ __float__ __index__ __complex__ "
@@ -29,8 +29,9 @@ def _reading(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _install_data() -> None:
     """`.data` and `_make_subclass` (nn.Parameter) make a new object without any operator."""
-    get: Callable[[torch.Tensor], torch.Tensor] = torch._C.TensorBase.data.__get__
-    set_: Callable[[torch.Tensor, torch.Tensor], None] = torch._C.TensorBase.data.__set__
+    data: Any = torch._C.TensorBase.data
+    get: Callable[[torch.Tensor], torch.Tensor] = data.__get__
+    set_: Callable[[torch.Tensor, torch.Tensor], None] = data.__set__
 
     def get_data(self: torch.Tensor) -> torch.Tensor:
         return _same(get(self), self)
@@ -87,7 +88,7 @@ def install() -> None:
     torch.Tensor.is_cuda = property(is_cuda)  # type: ignore[assignment]
     torch.Tensor.is_cpu = property(is_cpu)  # type: ignore[assignment]
     torch.Tensor.is_meta = property(is_meta)  # type: ignore[assignment]
-    torch.Tensor.get_device = get_device  # type: ignore[method-assign]
+    torch.Tensor.get_device = get_device  # type: ignore[assignment,method-assign]
     _install_data()
 
     for name in READS:
@@ -107,6 +108,3 @@ def install() -> None:
         return original(to_cpu(self), force=force)
 
     torch.Tensor.numpy = numpy  # type: ignore[assignment,method-assign]
-
-
-__all__ = ["install", "real_device", "tag"]

@@ -11,6 +11,8 @@ import torch
 
 from nb_assertdoc.devices.state import Device, index_of, lazy_init, patch, state, thread
 
+Answers = dict[str, Callable[..., Any]]
+
 
 def _current() -> int:
     return thread.current
@@ -86,8 +88,7 @@ def _set_device(device: Any) -> None:
 
 def _install_cuda() -> None:
     cuda = torch.cuda
-    # without a CUDA call on a GPU
-    for name, answer in {
+    quiet: Answers = {  # without a CUDA call on a GPU
         "is_available": lambda: True,
         "device_count": lambda: state.devices.count,
         "is_initialized": lambda: state.initialized and not state.forked,
@@ -107,9 +108,10 @@ def _install_cuda() -> None:
         "_exchange_device": _exchange,
         "_maybe_exchange_device": _exchange,
         "_check_capability": lambda: None,
-    }.items():
+    }
+    for name, answer in quiet.items():
         patch(cuda, name, _say(name, answer, call=False))
-    for name, answer in {
+    calling: Answers = {
         "current_device": _current,
         "set_device": _set_device,
         "synchronize": lambda device=None: None,
@@ -120,7 +122,8 @@ def _install_cuda() -> None:
         "memory_usage": lambda device=None: 0,
         "temperature": lambda device=None: 40,
         "power_draw": lambda device=None: 50_000,
-    }.items():
+    }
+    for name, answer in calling.items():
         patch(cuda, name, _say(name, answer))
     for name in dir(cuda):
         if name.startswith(("memory_", "max_memory_", "reset_")) and name != "memory_usage":
@@ -139,13 +142,14 @@ def _install_cuda() -> None:
 
 def _install_accelerator() -> None:
     here = Device("cuda")
-    for name, answer in {
+    quiet: Answers = {
         "_accelerator_getAccelerator": lambda: here,
         "_accelerator_deviceCount": lambda: state.devices.count,
         "_accelerator_isAllocatorInitialized": lambda: False,
-    }.items():
+    }
+    for name, answer in quiet.items():
         patch(torch._C, name, _say(name, answer, call=False))
-    for name, (call, answer) in {
+    calling: dict[str, tuple[str, Callable[..., Any]]] = {
         "_accelerator_getDeviceIndex": ("current_device", _current),
         "_accelerator_setDeviceIndex": ("set_device", _set_device),
         "_accelerator_exchangeDevice": ("exchange_device", _exchange),
@@ -158,15 +162,17 @@ def _install_accelerator() -> None:
         "_cuda_exchangeDevice": ("exchange_device", _exchange),
         "_cuda_maybeExchangeDevice": ("exchange_device", _exchange),
         "_cuda_synchronize": ("synchronize", lambda: None),
-    }.items():
+    }
+    for name, (call, answer) in calling.items():
         patch(torch._C, name, _say(call, answer))
     accelerator = getattr(torch, "accelerator", None)
     if accelerator is not None:
-        for name, answer in {
+        public: Answers = {
             "is_available": lambda: True,
             "current_accelerator": lambda check_available=False: Device("cuda"),
             "device_count": lambda: state.devices.count,
-        }.items():
+        }
+        for name, answer in public.items():
             patch(accelerator, name, _say(name, answer, call=False))
 
 

@@ -33,7 +33,7 @@ def install() -> None:
     for method in vars(torch.optim.Optimizer).values():
         function = getattr(method, "__wrapped__", None)
         if function is not None and getattr(method, "__module__", "").startswith("torch.optim"):
-            setattr(function, "__dynamo_disable", function)  # noqa: B010
+            setattr(function, "__dynamo_disable", function)
     for optimizer in vars(torch.optim).values():
         step = vars(optimizer).get("step") if isinstance(optimizer, type) else None
         if getattr(getattr(step, "__code__", None), "co_name", "") == "_use_grad":

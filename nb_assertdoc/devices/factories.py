@@ -128,6 +128,6 @@ def install() -> None:
     def _new(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return tag(new(self, *args, **kwargs), tag_of(self))
 
-    torch.Tensor.new_tensor = functools.wraps(new_tensor)(_new_tensor)  # type: ignore[method-assign]
-    torch.Tensor.new = functools.wraps(new)(_new)  # type: ignore[method-assign]
+    for original, method in ((new_tensor, _new_tensor), (new, _new)):
+        setattr(torch.Tensor, original.__name__, functools.wraps(original)(method))
     _install_device()

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nb_assertdoc.devices import seeds
-from nb_assertdoc.devices.state import CPU, TAG, pretend, raw, state, thread
+from nb_assertdoc.devices.state import CPU, TAG, pretend, state, thread
 
 # These give one result on the CPU whatever the device of their input: its place in the tuple.
 _CPU_RESULTS = {"_pack_padded_sequence": 1, "_pad_packed_sequence": 1}
@@ -50,7 +50,7 @@ def _label(result: Any, device: torch.device | None, loose: bool, given: Any) ->
 
 
 def _adopt(view: torch.Tensor, device: torch.device) -> None:
-    """What a loose tensor is a view of goes with it: operators fill their results piece by piece."""
+    """What a loose tensor is a view of goes with it: operators fill results piece by piece."""
     base = view._base
     if base is not None and base.__dict__.get(TAG, CPU) is None:
         base.__dict__[TAG] = device
@@ -59,9 +59,7 @@ def _adopt(view: torch.Tensor, device: torch.device) -> None:
 class TagMode(TorchDispatchMode):
     """Gives each result of an operator the tag of its arguments, or of the device asked for."""
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if thread.raw:
             return func(*args, **kwargs)
@@ -76,12 +74,15 @@ class TagMode(TorchDispatchMode):
             loose = True
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        with raw():
+        thread.raw = True
+        try:
             if device is not None and _RANDOM in func.tags and kwargs.get("generator") is None:
                 with seeds.of(device):
                     result = state.hooks.dispatch(func, types, args, kwargs)
             else:
                 result = state.hooks.dispatch(func, types, args, kwargs)
+        finally:
+            thread.raw = False
         if device is not None or loose:
             given = kwargs["out"] if "out" in kwargs else args[0] if args else None
             _label(result, device, loose, given)
@@ -93,17 +94,17 @@ class TagMode(TorchDispatchMode):
 # torch wraps __torch_dispatch__ so that its first call imports torch._dynamo: 1 to 3 s.
 _method = TagMode.__dict__["__torch_dispatch__"]
 _method = getattr(_method, "__wrapped__", _method)
-setattr(_method, "__dynamo_disable", _method)  # noqa: B010  (a class body would mangle the name)
+setattr(_method, "__dynamo_disable", _method)
 
 
 def install() -> None:
     """Enter the mode in this thread, and in every thread that starts later."""
-    TagMode().__enter__()
+    TagMode().__enter__()  # type: ignore[no-untyped-call]
     original = threading.Thread.run
 
     @functools.wraps(original)
     def run(self: threading.Thread) -> None:
-        with TagMode():
+        with TagMode():  # type: ignore[no-untyped-call]
             original(self)
 
     threading.Thread.run = run  # type: ignore[method-assign]

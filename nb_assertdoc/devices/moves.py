@@ -39,7 +39,7 @@ class _Move(torch.autograd.Function):
 
 def _moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if tensor.requires_grad and torch.is_grad_enabled():
-        moved: torch.Tensor = _Move.apply(tensor, device)
+        moved: torch.Tensor = _Move.apply(tensor, device)  # type: ignore[no-untyped-call]
         return moved
     return tag(_clone(tensor), device)
 

@@ -52,9 +52,7 @@ def scatter(
 ) -> Any:
     if out is not None:
         sizes = [o.size(dim) for o in out]
-        return tuple(
-            o.copy_(part) for o, part in zip(out, tensor.split(sizes, dim), strict=True)
-        )
+        return tuple(o.copy_(part) for o, part in zip(out, tensor.split(sizes, dim), strict=True))
     parts = tensor.split(chunk_sizes, dim) if chunk_sizes else tensor.chunk(len(devices), dim)
     return tuple(
         _on(part.contiguous(), device) for part, device in zip(parts, devices, strict=False)

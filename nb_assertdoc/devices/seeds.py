@@ -46,7 +46,7 @@ class Generator(_Generator, metaclass=_AnyGenerator):
     """A CPU generator that says it is where the user wanted it."""
 
     def __new__(cls, device: Any = "cpu") -> Generator:
-        self = super().__new__(cls, CPU if pretend(device) else device)
+        self = super().__new__(cls, CPU if pretend(device) else device)  # type: ignore[call-arg]
         self._nb_device = pretend(device)
         return self
 
@@ -64,7 +64,7 @@ def install() -> None:
     """Replace `torch.Generator` and the random functions of `torch.cuda`."""
     _generators.extend(_Generator() for _ in range(state.devices.count))
     torch.Generator = Generator  # type: ignore[misc]
-    torch.cuda.default_generators = tuple(_generators)
+    torch.cuda.default_generators = tuple(_generators)  # type: ignore[assignment]
 
     def get_rng_state(device: Any = "cuda") -> torch.Tensor:
         state.hooks.api("get_rng_state")

@@ -28,8 +28,9 @@ def _restore(storage: Any, location: Any) -> Any:
 def install() -> None:
     """Teach torch.save, torch.load and pickle the tags."""
     torch.serialization.register_package(1, _location, _restore)
-    reduce, rebuild = torch.Tensor._reduce_ex_internal, torch._utils._rebuild_tensor
-    state_of = torch._utils._get_obj_state
+    reduce: Any = torch.Tensor._reduce_ex_internal
+    rebuild: Any = torch._utils._rebuild_tensor
+    state_of: Any = torch._utils._get_obj_state
 
     @functools.wraps(reduce)
     def reduce_ex(self: torch.Tensor, proto: Any) -> Any:
@@ -42,7 +43,7 @@ def install() -> None:
 
     @functools.wraps(rebuild)
     def rebuild_tensor(storage: Any, *args: Any) -> torch.Tensor:
-        tensor = rebuild(storage, *args)
+        tensor: torch.Tensor = rebuild(storage, *args)
         tensor.__dict__.pop(TAG, None)
         device = getattr(storage._untyped_storage, TAG, None)
         if device is None:

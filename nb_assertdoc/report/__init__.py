@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nb_assertdoc.report.bundles import bundle, card_bundle
+from nb_assertdoc.report.bundles import bundle, card_bundle, json_bytes
 from nb_assertdoc.report.cards import Card, card_text
 from nb_assertdoc.report.markup import card_html, html
 from nb_assertdoc.report.plain import oneline, text
@@ -17,6 +17,7 @@ __all__ = [
     "controls",
     "controls_bundle",
     "html",
+    "json_bytes",
     "oneline",
     "text",
 ]

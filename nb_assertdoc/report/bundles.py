@@ -42,6 +42,11 @@ def card_bundle(card: Card) -> dict[str, Any]:
     return {"text/html": card_html(card), "text/plain": card_text(card)}
 
 
+def json_bytes(report: model.Report) -> bytes:
+    """The report as the content of a .json file, in UTF-8."""
+    return json.dumps(plain(report), indent=1).encode()
+
+
 def plain(report: model.Report) -> dict[str, Any]:
     """The report's JSON object as builtins that any JSON writer and UTF-8 can carry, about 1 MB."""
     whole = msgspec.to_builtins(report)

@@ -127,6 +127,11 @@ def _array(pickler: Writing, array: Any) -> Any:
 
 def _tensor(pickler: Writing, tensor: Any) -> Any:
     torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():  # plain attributes, whatever a subclass makes of them
+        return _plain_tensor(pickler, tensor, torch)
+
+
+def _plain_tensor(pickler: Writing, tensor: Any, torch: Any) -> Any:
     kind = type(tensor)
     if kind.__name__.startswith("Uninitialized") or (
         not tensor.is_cuda and tensor.device.type == "meta"

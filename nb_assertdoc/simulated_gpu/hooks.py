@@ -50,12 +50,11 @@ def _check_devices(name: str, tensors: Sequence[torch.Tensor], here: torch.devic
     """Raise torch's own error where an operator mixes devices; a number may be anywhere."""
     if name in _MIXING:
         first = tensors[0]
-        if name.startswith(("index", "_index")) and not first.is_meta:
-            if devices.tag_of(first) is None and not devices.at_home(first):
-                raise RuntimeError(
-                    "indices should be either on cpu or on the same device as the indexed "
-                    "tensor (cpu)"
-                )
+        on_host = devices.tag_of(first) is None and not devices.at_home(first)
+        if on_host and name.startswith(("index", "_index")):
+            raise RuntimeError(
+                "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+            )
         return
     for tensor in tensors:
         there = devices.tag_of(tensor)
@@ -106,7 +105,7 @@ class SimulatedGpu(devices.Hooks):
     def api(self, name: str) -> None:
         if name in _WAITING_CALLS:
             self.context.wait()
-        elif name in _HARMLESS_CALLS or "memory" in name:
+        elif name in _HARMLESS_CALLS or name.startswith(("memory_", "max_memory_", "reset_")):
             self.context.touch()
         else:
             self.context.call()
@@ -130,7 +129,8 @@ class SimulatedGpu(devices.Hooks):
             return func(*args, **kwargs)
         name = func._schema.name.removeprefix("aten::")  # type: ignore[attr-defined]
         if _is_view(func):
-            self.context.touch()
+            if name != "detach":  # alone among the views it asks CUDA nothing
+                self.context.touch()
             return func(*args, **kwargs)
         if _in_backward() == -1:
             _check_devices(name, tensors, here)
@@ -138,7 +138,11 @@ class SimulatedGpu(devices.Hooks):
         found = indexing.usages(func, args, kwargs)  # type: ignore[arg-type]
         wrong = [usage for usage in found if self.failing(usage)]
         if wrong:
-            args, kwargs = indexing.repaired(func, args, kwargs, found)  # type: ignore[arg-type]
+            mended = indexing.repaired(func, args, kwargs, found)  # type: ignore[arg-type]
+            if mended is None:  # nothing is valid in an empty table: the CPU cannot go on
+                self.context.wait()
+            else:
+                args, kwargs = mended
         return func(*args, **kwargs)
 
     def _enqueue(self, name: str, args: Sequence[Any], tensors: Sequence[torch.Tensor]) -> None:
@@ -180,4 +184,3 @@ class SimulatedGpu(devices.Hooks):
             mended = usage.mend(usage.tensor, usage.rule(usage.tensor))
             devices.tag(mended, devices.tag_of(usage.tensor))
         return dataclasses.replace(usage, tensor=mended)
-

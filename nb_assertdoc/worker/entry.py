@@ -53,7 +53,7 @@ class Run:
         os.chdir(order.cwd)
         from .sandbox import Sandbox
 
-        self.sandbox = Sandbox(self.folder / "scratch", Path(order.cwd))
+        self.sandbox = Sandbox(self.folder / "scratch", Path(order.cwd), free=(self.folder,))
         import torch
 
         from .. import devices, indexing

@@ -14,6 +14,7 @@ import os
 import pathlib
 import shutil
 import sqlite3
+import stat
 import sys
 import tempfile
 import urllib.parse
@@ -22,10 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from nb_assertdoc.errors import AssertdocError
+from nb_assertdoc.worker import landlock
 from nb_assertdoc.worker.skips import Skips
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _SYSTEM = ("/dev", "/proc", "/sys")
+_WRITABLE = ("/dev", "/proc")  # null, terminals, shared memory of loader workers
 MOST_LINKS = 40  # of one path, as in Linux
 _real = {name: getattr(os, name) for name in dir(os) if callable(getattr(os, name))}
 _real_open = io.open
@@ -36,9 +39,10 @@ _real_connect = sqlite3.connect
 class Sandbox:
     """Keeps this process from changing the user's files and from starting commands.
 
-    `scratch` takes what is written (made if absent), `cwd` becomes the working directory, `free` are
-    further folders that may be written to. Covers Python's own functions and the libraries named
-    in `skips`; a library that opens files by itself in C is stopped only by the kernel.
+    `scratch` takes what is written (made if absent), `cwd` becomes the working directory, `free`
+    are further folders that may be written to. Covers Python's own functions and the libraries
+    named in `skips`; against libraries that open files in C, `install` asks the kernel (Landlock),
+    where it can.
     """
 
     def __init__(self, scratch: Path, cwd: Path, free: Iterable[Path] = ()) -> None:
@@ -48,7 +52,7 @@ class Sandbox:
         self._cwd = os.path.realpath(cwd)
         self._gone: set[str] = set()  # what they held is gone; what was made anew is in scratch
         self._installed = False
-        self.skips = Skips()
+        self.skips = Skips(lambda path: self._seen(self._path(path)))
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -63,14 +67,19 @@ class Sandbox:
         for folder in (self._files, self._temporary):
             _real["makedirs"](folder, mode=0o700, exist_ok=True)
         _real["chdir"](self._cwd)
+        sys.dont_write_bytecode = True
         tempfile.tempdir = os.environ["TMPDIR"] = self._temporary
         replaced: dict[Any, Any] = {_real_open: self._open, _real_rmtree: self._rmtree}
         replaced[_real_connect] = self._connect
         for name, new in self._os_functions():
             if name in _real:
-                replaced[_real[name]] = functools.wraps(_real[name])(new)
+                replaced[_real[name]] = new
+                for able in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks):
+                    able |= {new} if _real[name] in able else set()
         self._put_everywhere(replaced)
         self.skips.install()
+        if not landlock.only_write_below((*_WRITABLE, *self._free[len(_SYSTEM) :])):
+            self.skips.note("the kernel could not be asked to refuse writes (no Landlock)")
 
     def _put_everywhere(self, replaced: dict[Any, Any]) -> None:
         """Also in modules that took a function by `from os import remove` before."""
@@ -96,6 +105,8 @@ class Sandbox:
     def _path(self, path: Any, dir_fd: int | None = None, follow: bool = True) -> str:
         """The absolute path as the replay sees it, links resolved (the last one if `follow`)."""
         text = os.fsdecode(path)
+        if not text:
+            raise _error(errno.ENOENT, path)
         start = self._cwd if dir_fd is None else _real["readlink"](f"/proc/self/fd/{dir_fd}")
         if start.startswith(self._files + "/"):
             start = start.removeprefix(self._files)
@@ -172,14 +183,15 @@ class Sandbox:
 
     def _names(self, path: str) -> list[str]:
         """The names in a folder, of the user's folder and of what the replay made."""
-        if self._is_free(path):
-            return list(_real["listdir"](path))
-        own, hidden = self._files + path, self._is_gone(path)
+        own = path if self._is_free(path) else self._files + path
+        if own == path or (_lexists(own) and not _is_dir(own)):
+            return list(_real["listdir"](own))
+        below = _is_dir(path) and not self._is_gone(path)
+        if not below and not _is_dir(own):
+            return list(_real["listdir"](self._seen(path)))  # raises the right error
+        names = _real["listdir"](path) if below else []
+        kept = [name for name in names if os.path.join(path, name) not in self._gone]
         made = _real["listdir"](own) if _is_dir(own) else []
-        if made and (hidden or not _is_dir(path)):
-            return list(made)
-        there = _real["listdir"](own if hidden or _lexists(own) and not _is_dir(path) else path)
-        kept = [name for name in there if os.path.join(path, name) not in self._gone]
         return list(dict.fromkeys([*kept, *made]))
 
     # ---- what replaces `open` and the functions of `os`
@@ -210,7 +222,10 @@ class Sandbox:
             raise _error(errno.EEXIST, path)
         if not exists and not flags & os.O_CREAT:
             raise _error(errno.ENOENT, path)
-        return int(_real["open"](self._own(where, not flags & os.O_TRUNC), flags, mode))
+        if exists:  # it is made anew in the scratch folder, with the rights it has
+            mode, flags = _mode(self._seen(where), True) & 0o7777, flags | os.O_CREAT
+        own = self._own(where, not flags & os.O_TRUNC)
+        return int(_real["open"](own, flags & ~os.O_EXCL, mode))
 
     def _os_functions(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         yield "open", self._open_fd
@@ -219,9 +234,11 @@ class Sandbox:
         for name in ("lstat", "readlink"):
             yield name, self._reader(name, follow=False)
         for name in ("chmod", "chown", "utime", "truncate", "setxattr", "removexattr"):
-            yield name, self._writer(name)
+            if name in _real:
+                yield name, self._writer(name)
         for name in ("lchmod", "lchown"):
-            yield name, self._writer(name, follow=False)
+            if name in _real:
+                yield name, self._writer(name, follow=False)
         for name in ("mkfifo", "mknod", "mkdir"):
             yield name, self._maker(name)
         for name in ("remove", "unlink"):
@@ -240,6 +257,7 @@ class Sandbox:
         yield "getcwdb", lambda: os.fsencode(self._cwd)
 
     def _reader(self, name: str, follow: bool = True) -> Callable[..., Any]:
+        @functools.wraps(_real[name])
         def call(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
             if isinstance(path, int):
                 return _real[name](path, *args, **kwargs)
@@ -249,6 +267,7 @@ class Sandbox:
         return call
 
     def _writer(self, name: str, follow: bool = True) -> Callable[..., Any]:
+        @functools.wraps(_real[name])
         def call(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
             if isinstance(path, int):
                 return _real[name](path, *args, **kwargs) if name == "truncate" else None
@@ -260,6 +279,7 @@ class Sandbox:
         return call
 
     def _maker(self, name: str) -> Callable[..., Any]:
+        @functools.wraps(_real[name])
         def call(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
             where = self._path(path, dir_fd, follow=False)
             if self._exists(where):
@@ -317,7 +337,7 @@ class Sandbox:
         own = self._own_tree(old)
         target = self._own(new, copy=False)
         self._drop(new)
-        shutil.copytree(own, target, symlinks=True) if False else _move(own, target)
+        _real["rename"](own, target)
         self._gone.add(old)
 
     def _own_tree(self, path: str) -> str:
@@ -361,7 +381,7 @@ class Sandbox:
         return _Entries([_Entry(base, name) for name in self._listdir(base)])
 
     def _chdir(self, path: Any) -> None:
-        where = self._path("." if isinstance(path, int) else path, path if isinstance(path, int) else None)
+        where = self._path(".", path) if isinstance(path, int) else self._path(path)
         _real["chdir"](where if _is_dir(where) and not self._is_gone(where) else self._seen(where))
         self._cwd = where
 
@@ -438,3 +458,35 @@ class _Entries:
 
 def _error(number: int, path: Any) -> OSError:
     return OSError(number, os.strerror(number), os.fsdecode(path))
+
+
+# Not `os.path`: its functions go through the replaced ones.
+
+
+def _mode(path: str, follow: bool) -> int:
+    try:
+        return int(_real["stat" if follow else "lstat"](path).st_mode)
+    except (OSError, ValueError):
+        return 0
+
+
+def _lexists(path: str) -> bool:
+    return _mode(path, False) != 0
+
+
+def _is_dir(path: str) -> bool:
+    return stat.S_ISDIR(_mode(path, True))
+
+
+def _is_link(path: str) -> bool:
+    return stat.S_ISLNK(_mode(path, False))
+
+
+def _remove_tree(path: str) -> None:
+    for name in _real["listdir"](path):
+        below = os.path.join(path, name)
+        if _is_dir(below) and not _is_link(below):
+            _remove_tree(below)
+        else:
+            _real["unlink"](below)
+    _real["rmdir"](path)

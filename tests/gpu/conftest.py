@@ -70,8 +70,11 @@ def pytest_sessionstart() -> None:
         )
 
 
-@pytest.fixture
-def start() -> Iterator[Callable[..., CudaKernel]]:
-    """Starts kernels (the arguments of `CudaKernel`) that end with the test."""
+def _starter() -> Iterator[Callable[..., CudaKernel]]:
+    """Starts kernels (the arguments of `CudaKernel`), and ends them with the fixture."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(CudaKernel(**options))
+
+
+start = pytest.fixture(_starter, name="start")
+start_for_module = pytest.fixture(_starter, name="start_for_module", scope="module")

@@ -32,8 +32,23 @@ for x, y in DataLoader(data, batch_size=8, pin_memory=True):
 FREE_PINNED = "x = y = None"  # the sources of copies that a dead context can't finish
 
 
-def test_the_genuine_error_is_recognised_and_diagnosed(start):
-    outcome = start().run_cells(PREPARE, FAIL)
+@pytest.fixture(scope="module")
+def crashed(start_for_module):
+    """A kernel after the crash, and the outcome of the cell that crashed; only looked at."""
+    kernel = start_for_module()
+    return kernel, kernel.run_cells(PREPARE, FAIL)
+
+
+def test_no_cuda_call_from_the_traceback_to_the_end_of_the_cell(crashed):
+    """First of all: it counts the calls up to now."""
+    kernel, outcome = crashed
+
+    assert outcome.report["finding"]["bad_values"] == [12]
+    assert kernel.calls_since_traceback() == 0
+
+
+def test_the_genuine_error_is_recognised_and_diagnosed(crashed):
+    _, outcome = crashed
 
     assert outcome.error["ename"] == "AcceleratorError"
     assert outcome.status == "error"
@@ -57,8 +72,8 @@ def test_the_genuine_error_is_recognised_and_diagnosed(start):
     assert finding["location"]["source"].strip() == "out = table(ids.cuda())"
 
 
-def test_the_card_comes_first_and_the_report_takes_its_place(start):
-    outcome = start().run_cells(PREPARE, FAIL)
+def test_the_card_comes_first_and_the_report_takes_its_place(crashed):
+    _, outcome = crashed
 
     kinds = ("error", "display_data", "update_display_data")
     shown = [m for m in outcome.messages if m["msg_type"] in kinds]
@@ -72,17 +87,9 @@ def test_the_card_comes_first_and_the_report_takes_its_place(start):
     assert place == card["transient"]["display_id"]
 
 
-def test_no_cuda_call_from_the_traceback_to_the_end_of_the_cell(start):
-    kernel = start()
-    outcome = kernel.run_cells(PREPARE, FAIL)
-
-    assert outcome.report["finding"]["bad_values"] == [12]
-    assert kernel.calls_since_traceback() == 0
-
-
-def test_no_cuda_call_while_the_report_is_shown_saved_or_asked_for_again(start):
-    kernel = start()
-    shown = kernel.run_cells(PREPARE, FAIL).report
+def test_no_cuda_call_while_the_report_is_shown_saved_or_asked_for_again(crashed):
+    kernel, outcome = crashed
+    shown = outcome.report
     before = kernel.calls()
 
     for magic in ("%assertdoc", "%assertdoc report", "%assertdoc save report.json", "%cpu_replay"):
