@@ -334,6 +334,8 @@ def attached(shell: Any) -> Attached | None:
 
 def load(shell: Any) -> None:
     """`%load_ext nb_assertdoc`: silent, unless the crash has been already."""
+    if settings(shell) not in shell.configurables:  # `%config AssertDoc.x = ...` finds it there
+        shell.configurables.append(settings())
     if attached(shell) is not None or switched_off():
         return
     mine = Attached(shell)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import Any
 
 from traitlets import Bool, Float, Int, TraitError
 from traitlets.config import SingletonConfigurable
@@ -40,14 +41,14 @@ class AssertDoc(SingletonConfigurable):
     ).tag(config=True)
 
 
-def settings() -> AssertDoc:
-    """The settings of this process.
+def settings(parent: Any = None) -> AssertDoc:
+    """The settings of this process; `parent` (the shell) brings the user's configuration files.
 
     `NB_ASSERTDOC_REPLAY_SECONDS=60` and the like in the environment set the defaults; a value that
     cannot be read is left out, since a typo there must not break a notebook.
     """
     if not AssertDoc.initialized():
-        made = AssertDoc.instance()
+        made = AssertDoc.instance(parent=parent)
         for name, trait in AssertDoc.class_own_traits(config=True).items():
             text = os.environ.get(f"NB_ASSERTDOC_{name.upper()}")
             if text is not None:

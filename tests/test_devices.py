@@ -147,6 +147,7 @@ seen["random state"] = torch.equal(second, torch.rand(2, **cuda))
 generator = torch.Generator(device="cuda").manual_seed(5)
 seen["generator"] = [str(generator.device), *where(torch.randn(2, generator=generator, **cuda)),
                      isinstance(torch.default_generator, torch.Generator)]
+seen["dynamo"] = "torch._dynamo" in sys.modules
 
 shy.cuda()
 shy(torch.ones(3, 2, **cuda)).sum().backward()
@@ -227,6 +228,10 @@ def test_torch_cuda(plain: dict[str, Any]) -> None:
 def test_random_numbers_have_a_state_of_their_own(plain: dict[str, Any]) -> None:
     assert plain["random apart"] and plain["random again"] and plain["random state"]
     assert plain["generator"] == ["cuda:0", "cuda:0", True]
+
+
+def test_dynamo_is_not_imported(plain: dict[str, Any]) -> None:
+    assert plain["dynamo"] is False
 
 
 def test_modules_and_gradients(plain: dict[str, Any]) -> None:

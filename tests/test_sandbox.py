@@ -201,6 +201,7 @@ def test_shell(home: Path) -> None:
         from IPython.core.interactiveshell import InteractiveShell
         shell = InteractiveShell.instance()
         shell.run_cell("!rm a.txt\\n%pip install nothing\\nout = !rm b.txt", store_history=False)
+        assert shell.run_cell("%%bash\\nrm b.txt", store_history=False).success
         shell.run_cell("with open('c.txt', 'w') as f: f.write('1')")
         assert Path("a.txt").exists() and Path("c.txt").read_text() == "1"
         assert any("rm a.txt" in note for note in sandbox.notes)

@@ -14,6 +14,7 @@ import textwrap
 from typing import Any
 
 import pytest
+from kernels import Kernel
 
 from nb_assertdoc import catalogue
 
@@ -416,3 +417,17 @@ def test_launch_blocking_raises_on_the_line() -> None:
     said, stderr = run(script, CUDA_LAUNCH_BLOCKING="1")["blocking"]
     assert said[1].startswith("CUDA error: device-side assert triggered")
     assert "asynchronously" not in said[1] and "Assertion" in stderr
+
+
+def test_in_a_running_kernel() -> None:
+    with Kernel() as kernel:
+        first = kernel.run("import torch; print(torch.cuda.is_available())")
+        assert (first.status, first.stdout) == ("ok", "False\n")
+        loaded = kernel.run("%load_ext nb_assertdoc.simulated_gpu")
+        assert (loaded.status, loaded.text) == ("ok", "")
+        shown = kernel.run("x = torch.arange(3, device='cuda'); x")
+        assert shown.displays[0]["text/plain"] == "tensor([0, 1, 2], device='cuda:0')"
+        failed = kernel.run("y = x[torch.tensor([3])]\ny")
+        assert failed.error is not None
+        assert failed.error["evalue"].startswith("CUDA error: device-side assert triggered")
+        assert kernel.run("print(x.shape, 1 + 1)").stdout == "torch.Size([3]) 2\n"

@@ -32,8 +32,8 @@ def shown(readme: str) -> str:
 
 
 def normal(text: str) -> str:
-    """`text` without what differs between two runs: seconds."""
-    return re.sub(r"\d+(\.\d+)? s\b", "N s", text)
+    """`text` without what differs between two runs: seconds, and the space after them."""
+    return re.sub(r"(N s\.) +", r"\1 ", re.sub(r"\d+(\.\d+)? s\b", "N s", text))
 
 
 def main() -> None:

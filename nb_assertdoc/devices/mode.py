@@ -91,12 +91,6 @@ class TagMode(TorchDispatchMode):
         return result
 
 
-# torch wraps __torch_dispatch__ so that its first call imports torch._dynamo: 1 to 3 s.
-_method = TagMode.__dict__["__torch_dispatch__"]
-_method = getattr(_method, "__wrapped__", _method)
-setattr(_method, "__dynamo_disable", _method)
-
-
 def install() -> None:
     """Enter the mode in this thread, and in every thread that starts later."""
     TagMode().__enter__()  # type: ignore[no-untyped-call]

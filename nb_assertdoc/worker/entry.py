@@ -76,6 +76,8 @@ class Run:
         self.decisions = None
         if isinstance(self.hooks, hooks.GhostHooks):
             self.decisions = ghosts.install(self.hooks, self.cells)
+        torch.cuda.manual_seed = torch.cuda.manual_seed_all = self.hooks.seed_device
+        torch.cuda.random.manual_seed_all = self.hooks.seed_device
         indexing.wrap_functions(self._function_usage)
         self.loops = loops.LoopCounter(self.cells, self._step)
         self.loaders = loaders.Loaders(

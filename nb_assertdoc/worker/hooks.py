@@ -59,6 +59,11 @@ class ReplayHooks(devices.Hooks):
         self.operators = 0
         self.emulated_skipped = False
         self._device_random = False
+        self._device_state: Tensor | None = None  # of the pretended device's random generator
+
+    def seed_device(self, seed: int) -> None:
+        """Seed the pretended device's random numbers, which flow beside the CPU's."""
+        self._device_state = torch.Generator().manual_seed(seed).get_state()
 
     def make(self, name: str, device: torch.device) -> None:
         """A factory for the pretended device: its random numbers are the device's, not the CPU's."""
@@ -90,11 +95,7 @@ class ReplayHooks(devices.Hooks):
             )
             self._device_random = False
             if on_device:
-                state = torch.get_rng_state()
-                try:
-                    out = func(*args, **kwargs)
-                finally:
-                    torch.set_rng_state(state)
+                out = self._on_device_numbers(func, args, kwargs)
                 soft = "random numbers of the GPU, which the CPU cannot repeat"
                 if not _floating(out):
                     _mark(out, "_nb_soft", soft)
@@ -103,6 +104,18 @@ class ReplayHooks(devices.Hooks):
         if soft is not None and not _floating(out):
             _mark(out, "_nb_soft", soft)
         return out
+
+    def _on_device_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
+        generator = torch.default_generator
+        cpu = generator.get_state()
+        if self._device_state is None:
+            self.seed_device(generator.initial_seed())
+        try:
+            generator.set_state(self._device_state)
+            return func(*args, **kwargs)
+        finally:
+            self._device_state = generator.get_state()
+            generator.set_state(cpu)
 
 
 def _floating(out: Any) -> bool:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import pickle
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,21 @@ from ..model import LoaderPlan
 
 QUEUE = 1024  # kernels that can be queued before the host must wait: how late an assert can be
 
+@dataclass(frozen=True)
+class Given:
+    """One batch, as it left the loader."""
+
+    ordinal: int  # in its epoch, on the host
+    indices: Any
+    batch: Any
+
+
 class Window:
     """The batches of the failing loop that a replay has handed out."""
 
     def __init__(self) -> None:
         self.loader: Any = None
-        self.indices: Any = None  # of the current batch
-        self.batch: Any = None
-        self.ordinal = -1  # of the current batch in its epoch on the host
+        self.recent: deque[Given] = deque(maxlen=4)  # newest last
         self.given = 0
         self.active = False  # inside the loop
         self.skipped: list[str] = []
@@ -95,8 +104,10 @@ class Loaders:
         except TypeError:
             total = None
         window = self.window
-        for i, batch in enumerate(_with_indices(iterator, window, loader)):
-            window.ordinal, window.batch, window.given, window.active = i, batch, i + 1, True
+        window.loader, asked = loader, _note_indices(iterator)
+        for i, batch in enumerate(iterator):
+            window.recent.append(Given(i, asked[-1] if asked else None, batch))
+            window.given, window.active = i + 1, True
             yield batch
             if limit is not None and i + 1 >= limit:
                 if total is None or total > limit:
@@ -115,16 +126,15 @@ class Loaders:
         last = plan.count - 1
         window.given = i = 0
         while i <= last:
-            window.indices = self._lists[i]
-            window.ordinal = plan.first + i
+            indices, ordinal = self._lists[i], plan.first + i
             try:
                 if workers is not None:
-                    batch = workers.fetch(window.ordinal, iterator, window.indices)
+                    batch = workers.fetch(ordinal, iterator, indices)
                 else:
-                    batch = iterator._dataset_fetcher.fetch(window.indices)
+                    batch = iterator._dataset_fetcher.fetch(indices)
             except StopIteration:  # an iterable data set is at its end
                 break
-            window.batch = batch
+            window.recent.append(Given(ordinal, indices, batch))
             window.given += 1
             yield batch
             i = self._next(i, last, window.given, started, operators)
@@ -146,17 +156,17 @@ class Loaders:
         return i + 1
 
 
-def _with_indices(iterator: Any, window: Window, loader: Any) -> Iterator[Any]:
-    """The batches of an iterator, with the index list of each noted in the window."""
+def _note_indices(iterator: Any) -> deque[Any]:
+    """The index lists that an iterator asks its sampler for."""
+    asked: deque[Any] = deque(maxlen=1)
     ask = iterator._next_index
 
     def noted() -> Any:
-        window.indices = ask()
-        window.loader = loader
-        return window.indices
+        asked.append(ask())
+        return asked[-1]
 
     iterator._next_index = noted
-    yield from iterator
+    return asked
 
 
 class _single_process:

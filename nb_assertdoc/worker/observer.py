@@ -28,7 +28,7 @@ from ..model import (
 from . import names
 from .checks import Checker, Seen, seen_key
 from .hooks import is_ghost, mapped
-from .loaders import Loaders
+from .loaders import Given, Loaders
 from .loops import LoopCounter
 
 SCAN_SECONDS = 1.0
@@ -117,7 +117,8 @@ class Observer:
         loader = window.loader
         if loader is None or not window.active or observed.finding.bound is None:
             return observed
-        path = _path_to(window.batch, usage.tensor)
+        given = self._given(usage.tensor)
+        path = _path_to(given.batch, usage.tensor) if given is not None else None
         dataset = getattr(loader, "dataset", None)
         if path is None or dataset is None or not hasattr(dataset, "__getitem__"):
             return observed
@@ -157,21 +158,22 @@ class Observer:
             found = self._loops.innermost(frame, frame.f_lineno)
             if found is not None:
                 break
-        driven = window.active and (found is None or found[1] == window.given - 1)
+        driven = window.active and (found is None or found[1] in (window.given - 1, window.given - 2))
         if found is None and not window.active:
             return None
+        given = self._given(tensor)
         if found is not None:
             loop, iteration = found[0].source, found[1]
         else:
-            loop, iteration = f"loop over a {type(window.loader).__name__}", window.ordinal
+            loop, iteration = f"loop over a {type(window.loader).__name__}", 0
         if driven:
-            iteration = window.ordinal
+            iteration = given.ordinal if given is not None else iteration
         rows: tuple[int, ...] = ()
         indices: tuple[int, ...] | None = None
         split = None
         if window.active and window.loader is not None:
-            rows = _rows(tensor, bad, window.indices)
-            chosen = window.indices
+            chosen = given.indices if given is not None else None
+            rows = _rows(tensor, bad, chosen)
             if isinstance(chosen, list | tuple) and all(type(i) is int for i in chosen) and rows:
                 indices = tuple(chosen[r] for r in rows)
             split = names.split_of(
@@ -181,6 +183,18 @@ class Observer:
         return Step(
             loop=loop, iteration=iteration, batch_rows=rows, dataset_indices=indices, split=split
         )
+
+    def _given(self, tensor: Tensor) -> Given | None:
+        """The batch that the faulty call works on: the one that holds its values, else the newest.
+
+        accelerate's loaders fetch one batch ahead of the one that they hand out.
+        """
+        recent = list(self._loaders.window.recent)
+        for given in reversed(recent):
+            if _path_to(given.batch, tensor) is not None:
+                return given
+        ahead = type(self._loaders.window.loader).__module__.startswith("accelerate")
+        return recent[-2] if ahead and len(recent) > 1 else recent[-1] if recent else None
 
     def _config(self, stack: list[FrameType]) -> dict[str, int | str | None]:
         for module in names.modules_of(stack):

@@ -14,14 +14,8 @@ from types import ModuleType
 from typing import Any
 
 MOST_NOTES = 50
-_READ_ONLY = {
-    "ldconfig",
-    "uname",
-    "lscpu",
-    "nproc",
-    "lsb_release",
-    "nvidia-smi",
-}  # imports ask them
+# Imports ask these about the machine.
+_READ_ONLY = {"ldconfig", "uname", "lscpu", "nproc", "lsb_release", "nvidia-smi", "fc-list"}
 
 _SHELLS = {
     "IPython.core.interactiveshell": "InteractiveShell",
@@ -92,7 +86,6 @@ class Skips:
     def install(self) -> None:
         """Patch this process: now what is imported, the rest when it is."""
         os.environ.update(OFFLINE)
-        self._commands()
         for name in {*SAVERS, *READERS, *_TORCH} & sys.modules.keys():
             self.patch(sys.modules[name])
         sys.meta_path.insert(0, _Watch(self))
@@ -157,7 +150,8 @@ class Skips:
 
         return load
 
-    def _commands(self) -> None:
+    def commands(self) -> dict[Any, Any]:
+        """What starts commands, and what to put in its place wherever a module holds it."""
         skips = self
         nothing = shutil.which("true") or sys.executable
 
@@ -186,18 +180,18 @@ class Skips:
                 os._exit(0)
             raise PermissionError(f"a replay does not become another program: {_shown(path)}")
 
-        subprocess.Popen = Popen  # type: ignore[misc]
-        os.system = system
         for module, kind in _SHELLS.items():  # `!command`, which has ways of its own
             shell: Any = getattr(sys.modules.get(module), kind, None)
             for name in ("system", "system_piped", "system_raw"):
                 if shell is not None and name in vars(shell):
                     setattr(shell, name, lambda self, command: system(command))
+        replaced: dict[Any, Any] = {subprocess.Popen: Popen, os.system: system}
         for name in dir(os):
-            if name.startswith("exec") and callable(getattr(os, name)):
-                setattr(os, name, replace_process)
-            elif name.startswith(("spawn", "posix_spawn")) and callable(getattr(os, name)):
-                setattr(os, name, lambda mode, command, *args: system(command))
+            if name.startswith("exec"):
+                replaced[getattr(os, name)] = replace_process
+            elif name.startswith(("spawn", "posix_spawn")):
+                replaced[getattr(os, name)] = lambda mode, command, *args: system(command)
+        return replaced
 
 
 class _Watch(importlib.abc.MetaPathFinder):
