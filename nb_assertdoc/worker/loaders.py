@@ -145,8 +145,12 @@ class Loaders:
     def _next(self, i: int, last: int, given: int, started: float, operators: int) -> int:
         """The next batch: all of them while time allows, else the last ones of the launch queue."""
         spent = time.monotonic() - started
+        if given == 1:
+            self._first = spent  # the first batch warms everything up: it is no measure
+            return i + 1
         left = last - i
-        if spent + left * spent / given <= self._seconds:
+        a_batch = (spent - self._first) / (given - 1)
+        if spent < self._seconds / 4 or spent + left * a_batch <= self._seconds:
             return i + 1
         a_step = max(1, (self._operators() - operators) // given)
         needed = min(left, -(-QUEUE // a_step) + 2)
