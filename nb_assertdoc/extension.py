@@ -81,9 +81,10 @@ class Attached:
         count = self.failed.execution_count if self.failed else None
         where = f"In [{count}]" if count else "An earlier cell"
         print(
-            f"{where} died of a CUDA device-side assert: an index in the data is out of range. The "
-            "GPU is fine;\nthis kernel must be restarted before it can use the GPU again "
-            f"({restart.adapter(self.shell).how}).\n`%cpu_replay` finds the line and the value first."
+            f"{where} died of a CUDA device-side assert: an index in the data is out of range.\n"
+            "The GPU is fine; this kernel must be restarted before it can use the GPU again "
+            f"({restart.adapter(self.shell).how}).\n"
+            "`%cpu_replay` finds the line and the value first."
         )
 
     def _adopt_history(self, tb: TracebackType | None) -> None:
@@ -225,14 +226,12 @@ class Attached:
         finally:
             self._busy = False
 
-    def _show_stale(
-        self, sighting: detector.Sighting, current: Execution, surface: Place
-    ) -> None:
+    def _show_stale(self, sighting: detector.Sighting, current: Execution, surface: Place) -> None:
         first = self.first
         if self.report is None or first is None:
             print(
-                "nb_assertdoc: this kernel's GPU context was dead before this cell began, which may "
-                "well be fine.\nRestart the kernel. `%cpu_replay N` replays an earlier In [N]."
+                "nb_assertdoc: this kernel's GPU context was dead before this cell began; the cell "
+                "may well be fine.\nRestart the kernel. `%cpu_replay N` replays an earlier In [N]."
             )
             return
         again = doctor.stale(self.report, sighting, current, first, surface)
@@ -295,9 +294,7 @@ class Attached:
         if sighting is None or self.failed is None:
             return None
         tb = getattr(sys, "last_traceback", None)
-        return doctor.crash_of(
-            sighting, self.failed.execution_count, tb, self.recorder.cells()
-        )
+        return doctor.crash_of(sighting, self.failed.execution_count, tb, self.recorder.cells())
 
     def actions(self) -> dict[str, Any]:
         """The controls below a report."""

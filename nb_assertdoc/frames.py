@@ -141,7 +141,7 @@ def _expression(where: FrameType | TracebackType) -> tuple[str | None, int | Non
         from executing import Source as ExecutingSource
 
         found = ExecutingSource.executing(where)
-        node = found.node
+        node: Any = found.node  # None where the bytecode cannot tell
         if node is None:
             return None, None
         text = ast.get_source_segment(found.source.text, node)

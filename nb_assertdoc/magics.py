@@ -44,12 +44,18 @@ class _Parser(MagicArgumentParser):
         print(self.format_help())
 
 
+def _parser(name: str, description: str) -> _Parser:
+    make: Any = _Parser  # traitlets' parser is not typed
+    parser: _Parser = make(prog=name, description=description)
+    return parser
+
+
 class _Answered(Exception):
     """The help was printed: there is nothing more to do."""
 
 
 def _replay_parser() -> _Parser:
-    parser = _Parser(prog="%cpu_replay", add_help=True, description=REPLAY_HELP)
+    parser = _parser("%cpu_replay", REPLAY_HELP)
     parser.add_argument(
         "execution", nargs="?", type=int, metavar="N", help="In [N]; default: the last failed cell"
     )
@@ -85,7 +91,7 @@ def _seconds(text: str) -> float:
 
 
 def _assertdoc_parser() -> _Parser:
-    parser = _Parser(prog="%assertdoc", description="Diagnosis of CUDA device-side asserts.")
+    parser = _parser("%assertdoc", "Diagnosis of CUDA device-side asserts.")
     commands = parser.add_subparsers(dest="command", parser_class=_Parser, metavar="COMMAND")
     commands.add_parser("status", help="what has happened, and what to do next (the default)")
     commands.add_parser("report", help="show the last report again")

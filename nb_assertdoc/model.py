@@ -26,8 +26,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 R = TypeVar("R", bound=Record)
 
 
-class Place(Record):
-    """A line of code. `line` is 1-based within its cell or file; `cell` is 0-based in the .ipynb."""
+class Place(Record, frozen=True, kw_only=True):
+    """A line of code. `line` is 1-based in its cell or file; `cell` is 0-based in the .ipynb."""
 
     line: int
     source: str
@@ -39,7 +39,7 @@ class Place(Record):
     function: str | None = None  # with arguments and loop variables, e.g. "train_one(lr=0.3)"
 
 
-class AssertLine(Record):
+class AssertLine(Record, frozen=True, kw_only=True):
     """One distinct line that the GPU driver printed, with how often it came."""
 
     text: str
@@ -49,14 +49,14 @@ class AssertLine(Record):
     count: int
 
 
-class FirstFailed(Record):
+class FirstFailed(Record, frozen=True, kw_only=True):
     """The execution whose kernel really failed, with its source as it was then."""
 
     execution_count: int | None
     source: str
 
 
-class Crash(Record):
+class Crash(Record, frozen=True, kw_only=True):
     """What the host saw."""
 
     exception: str
@@ -71,8 +71,8 @@ class Crash(Record):
     rank: int | None = None
 
 
-class Bound(Record):
-    """Valid range: half-open for an index, closed (`high_inclusive`) for a value such as BCE's input."""
+class Bound(Record, frozen=True, kw_only=True):
+    """Valid range: half-open for an index, closed (`high_inclusive`) for values as BCE's input."""
 
     low: int | float
     high: int | float
@@ -80,7 +80,7 @@ class Bound(Record):
     ignore: int | None = None
 
 
-class Step(Record):
+class Step(Record, frozen=True, kw_only=True):
     """Where in a loop the faulty call was. `iteration` is 0-based within the innermost loop."""
 
     loop: str
@@ -90,7 +90,7 @@ class Step(Record):
     split: str | None = None
 
 
-class Finding(Record):
+class Finding(Record, frozen=True, kw_only=True):
     """One faulty call, with the values that were read in it."""
 
     op: str
@@ -111,7 +111,7 @@ class Finding(Record):
     step: Step | None = None
 
 
-class Cause(Record):
+class Cause(Record, frozen=True, kw_only=True):
     """Why the value was out of range."""
 
     key: str
@@ -120,7 +120,7 @@ class Cause(Record):
     because: tuple[str, ...] = ()
 
 
-class Edit(Record):
+class Edit(Record, frozen=True, kw_only=True):
     """A change of the user's own code: replace `old` by `new` in the cell."""
 
     cell_id: str | None
@@ -128,7 +128,7 @@ class Edit(Record):
     new: str
 
 
-class Fix(Record):
+class Fix(Record, frozen=True, kw_only=True):
     """What to do about a cause."""
 
     title: str
@@ -137,7 +137,7 @@ class Fix(Record):
     edit: Edit | None = None
 
 
-class RealError(Record):
+class RealError(Record, frozen=True, kw_only=True):
     """The CPU's own error for the same call."""
 
     type: str
@@ -145,8 +145,8 @@ class RealError(Record):
     traceback: tuple[str, ...] = ()
 
 
-class Tightest(Record):
-    """The call that came nearest to its bound without leaving it (`margin` 0: the last valid value)."""
+class Tightest(Record, frozen=True, kw_only=True):
+    """The call that came nearest to its bound without leaving it (`margin` 0: the last value)."""
 
     op: str
     argument: str
@@ -156,7 +156,7 @@ class Tightest(Record):
     margin: float
 
 
-class Checks(Record):
+class Checks(Record, frozen=True, kw_only=True):
     """How much a replay has checked."""
 
     calls: int = 0
@@ -164,7 +164,7 @@ class Checks(Record):
     tightest: tuple[Tightest, ...] = ()
 
 
-class Replay(Record):
+class Replay(Record, frozen=True, kw_only=True):
     """One try of one engine."""
 
     engine: str
@@ -176,7 +176,7 @@ class Replay(Record):
     differences: tuple[str, ...] = ()
 
 
-class Lost(Record):
+class Lost(Record, frozen=True, kw_only=True):
     """A variable that could not be salvaged."""
 
     name: str
@@ -184,7 +184,7 @@ class Lost(Record):
     why: str
 
 
-class Kept(Record):
+class Kept(Record, frozen=True, kw_only=True):
     """A variable that was salvaged."""
 
     name: str
@@ -192,7 +192,7 @@ class Kept(Record):
     bytes: int
 
 
-class Environment(Record):
+class Environment(Record, frozen=True, kw_only=True):
     """Versions and platform of the host."""
 
     python: str
@@ -202,7 +202,7 @@ class Environment(Record):
     devices: tuple[str, ...] = ()
 
 
-class Report(Record):
+class Report(Record, frozen=True, kw_only=True):
     """The contract of section 7 of docs/architecture.md."""
 
     confidence: Confidence
@@ -224,7 +224,7 @@ class Report(Record):
 # ---- what a worker writes down: evidence.json
 
 
-class Values(Record):
+class Values(Record, frozen=True, kw_only=True):
     """Summary of a set of integers or floats: of one tensor, or of one column of a data set."""
 
     count: int
@@ -236,7 +236,7 @@ class Values(Record):
     bad_count: int = 0  # how many of them are outside the finding's bound
 
 
-class Tokenizer(Record):
+class Tokenizer(Record, frozen=True, kw_only=True):
     """A tokenizer found among the notebook's variables."""
 
     name: str  # the variable
@@ -246,14 +246,14 @@ class Tokenizer(Record):
     tokens: dict[str, str] = {}  # bad id -> token text
 
 
-class Variable(Record):
+class Variable(Record, frozen=True, kw_only=True):
     """A variable of the notebook that a rule may name: an int, a sized container, a column."""
 
     name: str
     value: str
 
 
-class Observed(Record):
+class Observed(Record, frozen=True, kw_only=True):
     """A finding with all that the replay could see around it; the material of the cause rules."""
 
     finding: Finding
@@ -261,20 +261,26 @@ class Observed(Record):
     shape: tuple[int, ...]  # of the index tensor
     values: Values  # all values of the index tensor of the failing call
     input_shape: tuple[int, ...] = ()  # of the tensor that is indexed, or of the loss's input
-    data: Values | None = None  # the same field over the data set, as far as it was scanned
-    data_name: str | None = None  # the user's name of that data set ("train_ds")
-    index_expression: str | None = None  # source of the index argument in the user's call ("labels")
-    table_expression: str | None = None  # source of the table or of the loss's input ("logits")
-    config: dict[str, int | str | None] = {}  # num_labels, vocab_size, ... of a model's config object
+    # The same field over the data set as far as it was scanned, and the data set's own name;
+    # without a name: the values of all calls so far.
+    data: Values | None = None
+    data_name: str | None = None
+    index_expression: str | None = None  # the index argument in the user's call, "labels"
+    table_expression: str | None = None  # the table, or the loss's input, "logits"
+    config: dict[
+        str, int | str | None
+    ] = {}  # num_labels, vocab_size, ... of a model's config object
     tokenizers: tuple[Tokenizer, ...] = ()
     variables: tuple[Variable, ...] = ()
-    sources: tuple[str, ...] = ()  # code in play: the failing cell, the classes and functions it reaches
+    sources: tuple[str, ...] = ()  # the cells run so far
     first_nan: str | None = None  # the first parameter or module output that held NaN
-    unknown: tuple[str, ...] = ()  # what the finding depends on that was made up; () allows "certain"
+    unknown: tuple[
+        str, ...
+    ] = ()  # what the finding depends on that was made up; () allows "certain"
     real_error: RealError | None = None
 
 
-class Evidence(Record):
+class Evidence(Record, frozen=True, kw_only=True):
     """What one replay wrote down."""
 
     engine: str
@@ -284,8 +290,10 @@ class Evidence(Record):
     checks: Checks = Checks()
     differences: tuple[str, ...] = ()
     decisions: tuple[str, ...] = ()  # places where a made-up value decided a branch of user code
-    ghost_operators: tuple[str, ...] = ()  # checked operators whose argument was a ghost: not checked
-    missing: tuple[str, ...] = ()  # salvage losses that the cell touched: they need `history`
+    ghost_operators: tuple[
+        str, ...
+    ] = ()  # checked operators whose argument was a ghost: not checked
+    missing: tuple[str, ...] = ()  # lost values that the cell touched: they need `history`
     error: RealError | None = None  # what ended the replay, if it was not the fault
     warnings: tuple[str, ...] = ()  # the user's own warnings (tokenizers warn of long texts)
     peak_rss_bytes: int | None = None
@@ -295,7 +303,7 @@ class Evidence(Record):
 # ---- what the host asks of a worker: order.json
 
 
-class Source(Record):
+class Source(Record, frozen=True, kw_only=True):
     """The source of one execution, under the file name that its code objects carry."""
 
     filename: str
@@ -305,7 +313,7 @@ class Source(Record):
     cell: int | None = None  # 0-based in the .ipynb, where known
 
 
-class LoaderPlan(Record):
+class LoaderPlan(Record, frozen=True, kw_only=True):
     """Which DataLoader loop failed, and which of its batches are to be replayed.
 
     The index lists themselves lie in `loader.pickle`: a sampler may hand out any object.
@@ -319,7 +327,7 @@ class LoaderPlan(Record):
     finished: bool  # the host's loop had used up the loader
 
 
-class Order(Record):
+class Order(Record, frozen=True, kw_only=True):
     """One replay."""
 
     engine: Literal["ghost", "cpu", "history"]

@@ -31,8 +31,8 @@ def run(
 ) -> Evidence:
     """Replay `order` in `folder` (which holds the capsule, if any) and return what was found.
 
-    `order.seconds` counts from the moment the cell begins: starting a kernel and importing torch are
-    the floor of every replay. A KeyboardInterrupt ends the worker and is raised again.
+    `order.seconds` counts from the moment the cell begins: starting a kernel and importing torch
+    are the floor of every replay. A KeyboardInterrupt ends the worker and is raised again.
 
     Raises `WorkerError` when the kernel does not start, or dies without evidence.
     """
@@ -137,7 +137,7 @@ class _Kernel:
             display_name="nb_assertdoc replay",
             language="python",
         )
-        self._log = open(self._folder / "kernel.log", "wb")  # noqa: SIM115  closed in __exit__
+        self._log = open(self._folder / "kernel.log", "wb")
         try:
             self._manager.start_kernel(
                 env=_environment(), cwd=str(self._folder), stdout=self._log, stderr=self._log
@@ -168,8 +168,7 @@ class _Kernel:
     @property
     def pid(self) -> int:
         """The process id of the worker."""
-        provisioner = self._manager.provisioner
-        return int(provisioner.pid) if provisioner is not None else -1
+        return int(getattr(self._manager.provisioner, "pid", None) or -1)
 
     def alive(self) -> bool:
         """The worker runs; it leaves by itself once it has found a fault."""

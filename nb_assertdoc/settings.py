@@ -13,23 +13,23 @@ from traitlets.config import SingletonConfigurable
 class AssertDoc(SingletonConfigurable):
     """Diagnosis of device-side asserts. Every time is in seconds."""
 
-    enabled = Bool(True, help="Recognise and diagnose asserts; NB_ASSERTDOC=off turns it off too.").tag(
-        config=True
-    )
+    enabled = Bool(
+        True, help="Recognise and diagnose asserts; NB_ASSERTDOC=off turns it off too."
+    ).tag(config=True)
     replay = Bool(True, help="Replay the failing cell by itself after a crash.").tag(config=True)
     salvage_seconds = Float(5.0, min=0.1, help="Budget for saving the variables.").tag(config=True)
     salvage_bytes = Int(2 << 30, min=1 << 20, help="Most bytes of variables that are saved.").tag(
         config=True
     )
-    replay_seconds = Float(15.0, min=1.0, help="Budget for the replays that start by themselves.").tag(
-        config=True
-    )
+    replay_seconds = Float(
+        15.0, min=1.0, help="Budget for the replays that start by themselves."
+    ).tag(config=True)
     asked_seconds = Float(600.0, min=1.0, help="Budget for a replay that was asked for.").tag(
         config=True
     )
-    worker_bytes = Int(0, min=0, help="Memory limit of a replay; 0: what the machine has free.").tag(
-        config=True
-    )
+    worker_bytes = Int(
+        0, min=0, help="Memory limit of a replay; 0: what the machine has free."
+    ).tag(config=True)
     output_bytes = Int(1 << 20, min=1 << 10, help="Most output of a replay that is kept.").tag(
         config=True
     )

@@ -1,9 +1,9 @@
-"""Remembers, cheaply, what a later diagnosis needs: each cell's source, bindings and random states."""
+"""Remembers, cheaply, what a later diagnosis needs: sources, bindings, random states."""
 
 from __future__ import annotations
 
 from .allocator import keep_pinned_frees_harmless
 from .executions import Execution, Recorder
-from .loaders import Loop, LoaderWatch
+from .loaders import LoaderWatch, Loop
 
 __all__ = ["Execution", "LoaderWatch", "Loop", "Recorder", "keep_pinned_frees_harmless"]

@@ -17,7 +17,7 @@ OPTION = "pinned_free_catch_all"
 
 
 def keep_pinned_frees_harmless() -> bool | None:
-    """Set the option once torch is there. None: torch is not imported yet; else whether it is set."""
+    """Set the option once torch is there. None: torch is not imported yet; else: it is set."""
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "_C") or not hasattr(torch, "cuda"):
         return None

@@ -19,7 +19,7 @@ KEPT_BINDINGS = 3  # newest executions whose bindings are kept; older ones keep 
 
 
 class Execution:
-    """One run of one cell. `number` is our own counter: front ends' silent requests share counts."""
+    """One run of one cell. `number` is our own: front ends' silent requests share counts."""
 
     def __init__(
         self, number: int, execution_count: int | None, source: str, cell_id: str | None
@@ -56,7 +56,8 @@ class Execution:
 class Bindings:
     """A shallow copy of a namespace that keeps no tensor, module or frame alive.
 
-    A strong reference would keep `del model` from freeing GPU memory: an out-of-memory of our making.
+    A strong reference would keep `del model` from freeing GPU memory: an out-of-memory that we
+    made.
     """
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
@@ -101,7 +102,7 @@ class Recorder:
         return self.executions[-1] if self.executions else None
 
     def begin(self, raw_cell: str, cell_id: str | None, mark: int) -> tuple[Execution, Any]:
-        """A cell is about to run. Returns its execution, and the error that the copies met if any."""
+        """A cell is about to run: its execution, and the error that the copies met, if any."""
         self._number += 1
         # `shell.execution_count` is already that of the next cell on IPython 9, not yet on 7.
         count = len(self._shell.history_manager.input_hist_parsed)
@@ -163,5 +164,3 @@ def random_states() -> tuple[Any, Any, Any]:
         numpy_random.get_state() if numpy_random is not None else None,
         generator.get_state() if generator is not None else None,
     )
-
-

@@ -19,7 +19,7 @@ class IntegerCopies:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._known: dict[int, tuple[weakref.ref[Any], int, Any]] = {}
+        self._known: dict[int, tuple[Any, int, Any]] = {}  # weak reference, version, copy
         self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def take(self, namespace: Mapping[str, Any]) -> tuple[dict[int, Any], BaseException | None]:
@@ -36,7 +36,7 @@ class IntegerCopies:
             spent += tensor.numel() * tensor.element_size()
             if spent > self._most:
                 break
-            if known is not None and known[0]() is tensor and known[1] == tensor._version:
+            if known and known[0]() is tensor and known[1] == tensor._version:
                 continue
             try:
                 with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The worker: a fresh kernel that replays one cell under instruments. Never imported by the host."""
+"""The worker: a fresh kernel that replays one cell. The host never imports it."""
 
 from __future__ import annotations
 

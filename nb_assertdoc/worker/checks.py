@@ -10,7 +10,7 @@ import torch
 
 from .. import indexing
 from ..indexing import Bad, Usage
-from ..model import Checks, Number, Tightest, Values, SHOWN_VALUES
+from ..model import SHOWN_VALUES, Checks, Number, Tightest, Values
 
 
 @dataclass
@@ -61,8 +61,8 @@ def seen_key(usage: Usage) -> tuple[Any, ...]:
 class Checker:
     """Looks at the usages of one call at a time.
 
-    `unknown(tensor)` answers why a tensor's values are made up, or None. `on_fault(usage, bad, func,
-    args, kwargs)` is called for each faulty argument, before the call runs.
+    `unknown(tensor)` answers why a tensor's values are made up, or None. `on_fault(usage, bad,
+    func, args, kwargs)` is called for each faulty argument, before the call runs.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ class Checker:
         self.seen.clear()
         self.ghost_operators.clear()
 
-    def check(self, usages: tuple[Usage, ...], func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def check(
+        self, usages: tuple[Usage, ...], func: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, Any]:
         """Check one call; returns the arguments to run it with (repaired where they were bad)."""
         faulty = False
         for usage in usages:

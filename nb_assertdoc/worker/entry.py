@@ -76,8 +76,6 @@ class Run:
         self.decisions = None
         if isinstance(self.hooks, hooks.GhostHooks):
             self.decisions = ghosts.install(self.hooks, self.cells)
-        torch.cuda.manual_seed = torch.cuda.manual_seed_all = self.hooks.seed_device
-        torch.cuda.random.manual_seed_all = self.hooks.seed_device
         indexing.wrap_functions(self._function_usage)
         self.loops = loops.LoopCounter(self.cells, self._step)
         self.loaders = loaders.Loaders(
@@ -165,7 +163,7 @@ class Run:
         """A public function that checks on the host, before any operator: see `indexing`."""
         if not self._in_cell:
             return None
-        args, _ = self.checker.check((usage,), usage.op, (usage.tensor,), {})
+        self.checker.check((usage,), usage.op, (usage.tensor,), {})
         return None
 
     def _fault(self, usage: Any, bad: Any, func: Any, args: Any, kwargs: Any) -> None:
@@ -283,7 +281,8 @@ class Run:
         if self.observed:
             self._leave("fault")
         if error is None:
-            return self._leave("clean")
+            self._leave("clean")
+            return
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         stopped = isinstance(error, KeyboardInterrupt)
         real = RealError(

@@ -106,7 +106,7 @@ def _births(hooks: GhostHooks) -> None:
             devices.tag(parameter, device)
         return parameter
 
-    torch.nn.Parameter.__new__ = born  # type: ignore[method-assign, assignment]
+    torch.nn.Parameter.__new__ = born  # type: ignore[method-assign]
 
 
 def _array(tensor: Tensor) -> Any:
@@ -199,7 +199,7 @@ def _recurrent() -> None:
 
 
 def _steps() -> None:
-    """Optimizer steps change nothing on ghosts; a closure still runs, since trainers train in it."""
+    """Optimizer steps change nothing on ghosts; a closure still runs: trainers train in it."""
 
     def step(self: Any, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         if closure is None:
@@ -207,12 +207,12 @@ def _steps() -> None:
         with torch.enable_grad():
             return closure()
 
-    def visit(cls: type) -> None:
+    def visit(cls: type[torch.optim.Optimizer]) -> None:
         for sub in cls.__subclasses__():
             if "step" in sub.__dict__ and sub.__module__.startswith("torch."):
                 step_ = functools.wraps(sub.__dict__["step"])(step)
                 step_.hooked = True  # type: ignore[attr-defined]  # Optimizer would wrap it again
-                sub.step = step_  # type: ignore[attr-defined]
+                sub.step = step_  # type: ignore[method-assign]
             visit(sub)
 
     visit(torch.optim.Optimizer)

@@ -18,7 +18,8 @@ from .. import devices, indexing
 from .checks import Checker
 
 aten = torch.ops.aten
-_is_meta: Callable[[Tensor], bool] = torch._C.TensorBase.is_meta.__get__  # the type's own getter
+_getter: Any = torch._C.TensorBase.is_meta
+_is_meta: Callable[[Tensor], bool] = _getter.__get__  # the type's own: `devices` replaces it
 _CPU = torch.device("cpu")
 SOLID = 4 << 20  # most elements of a float tensor that keeps its values on its way to the device
 _EMULATED = 1 << 18  # most elements of a ghost whose random initialisation is drawn all the same
@@ -58,16 +59,11 @@ class ReplayHooks(devices.Hooks):
     def __init__(self) -> None:
         self.operators = 0
         self.emulated_skipped = False
-        self._device_random = False
-        self._device_state: Tensor | None = None  # of the pretended device's random generator
-
-    def seed_device(self, seed: int) -> None:
-        """Seed the pretended device's random numbers, which flow beside the CPU's."""
-        self._device_state = torch.Generator().manual_seed(seed).get_state()
+        self._made_on_device = False
 
     def make(self, name: str, device: torch.device) -> None:
-        """A factory for the pretended device: its random numbers are the device's, not the CPU's."""
-        self._device_random = name.startswith("rand") or name in {"normal", "bernoulli"}
+        """A factory for the pretended device is the next operator."""
+        self._made_on_device = True
 
     def unknown(self, tensor: Tensor) -> str | None:
         """Why the values of `tensor` are made up, or None."""
@@ -87,35 +83,17 @@ class ReplayHooks(devices.Hooks):
         return self.run(func, args, kwargs, tensors_of(args, kwargs))
 
     def run(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """Run an operator on real values; the device's random operators leave the CPU's state."""
-        soft = next((s for t in tensors if (s := t.__dict__.get("_nb_soft"))), None)
-        if _RANDOM in func.tags:
-            on_device = self._device_random or any(
-                devices.device_of(t).type == "cuda" for t in tensors
-            )
-            self._device_random = False
-            if on_device:
-                out = self._on_device_numbers(func, args, kwargs)
-                soft = "random numbers of the GPU, which the CPU cannot repeat"
-                if not _floating(out):
-                    _mark(out, "_nb_soft", soft)
-                return out
+        """Run an operator on real values; mark integers that hang on the GPU's random numbers."""
+        on_device, self._made_on_device = self._made_on_device, False
         out = func(*args, **kwargs)
+        soft = next((s for t in tensors if (s := t.__dict__.get("_nb_soft"))), None)
+        if _RANDOM in func.tags and (
+            on_device or any(devices.tag_of(t) not in (None, _CPU) for t in tensors)
+        ):
+            soft = "random numbers of the GPU, which the CPU cannot repeat"
         if soft is not None and not _floating(out):
             _mark(out, "_nb_soft", soft)
         return out
-
-    def _on_device_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
-        generator = torch.default_generator
-        cpu = generator.get_state()
-        if self._device_state is None:
-            self.seed_device(generator.initial_seed())
-        try:
-            generator.set_state(self._device_state)
-            return func(*args, **kwargs)
-        finally:
-            self._device_state = generator.get_state()
-            generator.set_state(cpu)
 
 
 def _floating(out: Any) -> bool:
@@ -159,7 +137,8 @@ class GhostHooks(ReplayHooks):
         if "_nb_why" in tensor.__dict__:
             return str(tensor.__dict__["_nb_why"])
         if self._spoiled and tensor.layout == torch.strided:
-            return self._spoiled.get(tensor.untyped_storage()._cdata, (None, None))[1]
+            spoiled = self._spoiled.get(tensor.untyped_storage()._cdata)
+            return str(spoiled[1]) if spoiled is not None else None
         return None
 
     def _spoil(self, tensor: Tensor) -> None:
@@ -270,7 +249,7 @@ class GhostHooks(ReplayHooks):
 
     def _draw(self, func: Any, ghost: Tensor) -> None:
         """A CPU parameter's initialisation consumes CPU random numbers, on the host as here."""
-        if devices.device_of(ghost).type != "cpu" or not func._schema.name.endswith("_"):
+        if devices.tag_of(ghost) not in (None, _CPU) or not func._schema.name.endswith("_"):
             return
         if ghost.numel() > _EMULATED:
             self.emulated_skipped = True
@@ -290,7 +269,12 @@ _TAKES_MASK = {
     aten._index_put_impl_.default,
 }
 _MADE_UP_SIZE = {aten.nonzero.default, aten.masked_select.default}
-_MADE_UP_NAMES = {"aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::bincount"}
+_MADE_UP_NAMES = {
+    "aten::_unique2",
+    "aten::unique_dim",
+    "aten::unique_consecutive",
+    "aten::bincount",
+}
 
 
 def made_up(dtype: torch.dtype) -> float | int | bool | complex:
@@ -350,7 +334,8 @@ def _give_back(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 _KEEPS_TRUTH = {
     f"aten::{n}"
     for n in (
-        "all any view expand clone mul bitwise_and logical_and _to_copy reshape squeeze unsqueeze detach alias"
+        "all any view expand clone mul bitwise_and logical_and _to_copy "
+        "reshape squeeze unsqueeze detach alias"
     ).split()
 }
 

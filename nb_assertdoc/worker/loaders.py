@@ -1,8 +1,8 @@
 """DataLoaders of a replay: one process, and only the batches that matter.
 
 The loop that failed on the host gets the index lists that were recorded there; every other loop
-over a loader in the same cell gets one batch. Nothing is rewritten: accumulators, loop variables and
-library code just run.
+over a loader in the same cell gets one batch. Nothing is rewritten: accumulators, loop variables
+and library code just run.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..frames import Cells, here, loader_key
 from ..model import LoaderPlan
 
 QUEUE = 1024  # kernels that can be queued before the host must wait: how late an assert can be
+
 
 @dataclass(frozen=True)
 class Given:
@@ -50,7 +51,8 @@ class Loaders:
     """Patches `DataLoader.__iter__` of this process.
 
     `operators()` tells how many operators have run: the window of batches must cover the launch
-    queue of the GPU. `finished()` is called when the window is used up and the host went no further.
+    queue of the GPU. `finished()` is called when the window is used up and the host went no
+    further.
     """
 
     def __init__(
@@ -88,8 +90,9 @@ class Loaders:
     def _iterate(self, loader: Any) -> Any:
         key = loader_key(loader, self._cells, here())
         with _single_process(loader):
-            chosen = self._plan is not None and not self._used and key == self._plan.key
-            if chosen and self._plan.workers == 0:
+            plan = self._plan
+            chosen = plan is not None and not self._used and key == plan.key
+            if plan is not None and chosen and plan.workers == 0:
                 _set_rng(self._rng)
             iterator = _dataloader._SingleProcessDataLoaderIter(loader)
         if chosen:

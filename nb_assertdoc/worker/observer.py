@@ -158,7 +158,9 @@ class Observer:
             found = self._loops.innermost(frame, frame.f_lineno)
             if found is not None:
                 break
-        driven = window.active and (found is None or found[1] in (window.given - 1, window.given - 2))
+        driven = window.active and (
+            found is None or found[1] in (window.given - 1, window.given - 2)
+        )
         if found is None and not window.active:
             return None
         given = self._given(tensor)

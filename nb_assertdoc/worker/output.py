@@ -45,7 +45,7 @@ class Captured:
 
     def install(self) -> None:
         """Replace `sys.stdout`, `sys.stderr`, displays and the file descriptors 1 and 2."""
-        sys.stdout = sys.stderr = _Sink(self._pieces)  # type: ignore[assignment]
+        sys.stdout = sys.stderr = _Sink(self._pieces)
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.dup2(null, 2)

@@ -1,0 +1,151 @@
+"""Runs the stages in order: crash, salvage, replays, diagnosis, report. Nothing else does.
+
+A stage that fails makes a poorer report, never a second crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .. import detector, frames, salvage
+from ..errors import UsageError, WorkerError
+from ..model import Evidence, Kept, Lost, Report, Source
+from ..settings import settings
+from .assembly import assemble
+from .case import Case, check_code, crash_of, environment_now, stale, swallowed
+from .ladder import ENGINES, Progress, climb
+
+__all__ = [
+    "ENGINES",
+    "Case",
+    "check_code",
+    "crash_of",
+    "diagnose",
+    "diagnose_saved",
+    "environment_now",
+    "last_report",
+    "stale",
+    "swallowed",
+]
+
+log = logging.getLogger("nb_assertdoc")
+_last: Report | None = None
+
+
+def last_report() -> Report | None:
+    """The last report of this process."""
+    return _last
+
+
+def diagnose(
+    case: Case,
+    *,
+    engine: str | None = None,
+    seconds: float | None = None,
+    progress: Progress = lambda text: None,
+) -> Report:
+    """Salvage, replay and explain one cell.
+
+    `engine` names the one engine to use; without it the ladder decides. `seconds` is the budget of
+    all replays, from the moment a cell begins. A KeyboardInterrupt stops the replay: the report
+    then says what is known. Raises `UsageError` for an unknown engine.
+    """
+    global _last
+    if engine is not None and engine not in ENGINES:
+        raise UsageError(f"unknown engine {engine!r}; allowed: {', '.join(ENGINES)}")
+    budget = seconds if seconds is not None else settings().replay_seconds
+    kept: tuple[Kept, ...] = ()
+    lost: list[Lost] = [Lost(name=n, what="variable", why="deleted by the cell") for n in case.gone]
+    tries: list[Evidence] = []
+    notes: list[str] = []
+    folder = None
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="nb_assertdoc-"))
+        if case.namespace is not None and engine != "history":
+            saved = _salvage(case, folder, progress)
+            kept, lost = saved.kept, [*lost, *saved.lost]
+        tries = climb(case, folder, engine, budget, progress, notes)
+    except KeyboardInterrupt:
+        notes.append("the replay was interrupted")
+    except (WorkerError, OSError) as error:
+        notes.append(str(error))
+    except Exception as error:  # a fault of ours must not become the user's second crash
+        log.exception("nb_assertdoc: the replay failed")
+        notes.append(f"the replay failed: {type(error).__name__}: {error}")
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+    _last = assemble(case, tries, kept, tuple(lost), tuple(notes))
+    return _last
+
+
+def _salvage(case: Case, folder: Path, progress: Progress) -> salvage.Salvaged:
+    namespace = case.namespace or {}
+    names = salvage.reached(frames.body(case.cell.source), namespace)
+    progress(f"saving {len(names)} variables")
+    saved = salvage.write(
+        folder / "capsule",
+        namespace,
+        names,
+        integer_copies=case.integers,
+        seconds=settings().salvage_seconds,
+        max_bytes=settings().salvage_bytes,
+    )
+    if case.rng is not None:
+        (folder / "rng.pickle").write_bytes(pickle.dumps(case.rng))
+    return saved
+
+
+def diagnose_saved(
+    *,
+    notebook_path: Path,
+    notebook: Any,
+    index: int,
+    cwd: Path,
+    engine: str | None = None,
+    seconds: float | None = None,
+) -> Report:
+    """Diagnose cell `index` (0-based) of a saved notebook by running what it needs on the CPU."""
+    cell = notebook.cells[index]
+    sources = tuple(
+        Source(
+            filename=f"<{notebook_path.name} cell {i}>",
+            source=str(c.source),
+            execution_count=c.get("execution_count"),
+            cell_id=c.get("id"),
+            cell=i,
+        )
+        for i, c in enumerate(notebook.cells)
+        if c.cell_type == "code"
+    )
+    check_code(str(cell.source))
+    this = next(s for s in sources if s.cell == index)
+    texts = [
+        "\n".join([f"{o.get('ename')}: {o.get('evalue')}", *o.get("traceback", [])])
+        if o.output_type == "error"
+        else str(o.get("text", ""))
+        for o in cell.get("outputs", [])
+    ]
+    sighting = detector.recognise_text("\n".join(texts))
+    crash = None
+    if sighting is not None:
+        crash = crash_of(sighting, this.execution_count, None, frames.Cells(sources))
+    earlier = tuple(s for s in sources if s.cell is not None and s.cell < index)
+    case = Case(
+        cell=this,
+        sources=sources,
+        earlier=earlier,
+        crash=crash,
+        cwd=str(cwd),
+        doubts=("the notebook's state was rebuilt by running its cells again",),
+    )
+    return diagnose(
+        case,
+        engine=engine,
+        seconds=seconds if seconds is not None else settings().asked_seconds,
+    )

@@ -1,0 +1,151 @@
+"""From the evidence of the replays to the report."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .. import diagnosis
+from ..model import Cause, Environment, Evidence, Kept, Lost, Observed, Replay, Report
+from .case import Case, environment_now
+from .ladder import allowed_operators, chosen
+
+
+def assemble(
+    case: Case,
+    tries: list[Evidence],
+    kept: tuple[Kept, ...] = (),
+    lost: tuple[Lost, ...] = (),
+    notes: tuple[str, ...] = (),
+) -> Report:
+    """The report of what the tries found."""
+    allowed = allowed_operators(case)
+    best = chosen(tries, allowed)
+    replays = tuple(
+        Replay(
+            engine=t.engine,
+            outcome=t.outcome,
+            seconds=round(t.seconds, 3),
+            peak_rss_bytes=t.peak_rss_bytes,
+            steps=t.steps,
+            checks=t.checks,
+            differences=(*t.differences, *_doubts(t)),
+        )
+        for t in tries
+    )
+    environment = case.environment or environment_now()
+    if best is None:
+        return _without_finding(case, tries, replays, kept, lost, notes, environment)
+    cause, fixes = diagnosis.diagnose(best, case.crash)
+    warnings = tuple(w for t in tries for w in t.warnings)
+    cause = _with_evidence(case, cause, best, warnings)
+    doubts = [*best.unknown, *case.doubts]
+    contradiction = diagnosis.contradiction(best.finding.op, allowed)
+    if contradiction is not None:
+        doubts.append(contradiction)
+    if doubts:  # they belong to the replay that found the fault
+        at = next(i for i, t in enumerate(tries) if best in t.observed)
+        named = (*dict.fromkeys(doubts), *replays[at].differences)
+        replays = (
+            *replays[:at],
+            msgspec.structs.replace(replays[at], differences=named),
+            *replays[at + 1 :],
+        )
+    others = tuple(
+        o.finding for t in tries for o in t.observed if o is not best and o.finding != best.finding
+    )
+    return Report(
+        confidence="likely" if doubts else "certain",
+        headline=diagnosis.headline(best, cause),
+        environment=environment,
+        crash=case.crash,
+        finding=best.finding,
+        other_findings=others[:8],
+        cause=cause,
+        fixes=fixes,
+        real_error=best.real_error,
+        replays=replays,
+        lost=lost,
+        kept=kept,
+        next_steps=_next_steps(case, True),
+    )
+
+
+def _with_evidence(case: Case, cause: Cause, chosen: Observed, warnings: tuple[str, ...]) -> Cause:
+    """A cause with what lies outside the faulty call: messenger, swallowing, warnings."""
+    because = list(cause.because)
+    crash = case.crash
+    if crash is not None and crash.messenger:
+        because.append(
+            f"The {crash.messenger} error was only the messenger: the first library call after the "
+            "assert reports it."
+        )
+    if crash is not None and not crash.exception:
+        because.append(f"{crash.message} try/except cannot help: the GPU state stays dead.")
+    longer = [w for w in warnings if "longer than" in w]
+    if longer and chosen.finding.op.startswith("embedding"):
+        because.append(f"A warning said so: {longer[0][:160]}")
+    return msgspec.structs.replace(cause, because=tuple(because))
+
+
+def _doubts(evidence: Evidence) -> tuple[str, ...]:
+    found = []
+    if evidence.error is not None:
+        found.append(f"the replay ended with {evidence.error.type}: {evidence.error.message[:200]}")
+    found += [f"needed but lost: {m}" for m in evidence.missing]
+    if evidence.ghost_operators:
+        names = ", ".join(evidence.ghost_operators)
+        found.append(f"not checked, their values were not computed: {names}")
+    return tuple(found)
+
+
+def _without_finding(
+    case: Case,
+    tries: list[Evidence],
+    replays: tuple[Replay, ...],
+    kept: tuple[Kept, ...],
+    lost: tuple[Lost, ...],
+    notes: tuple[str, ...],
+    environment: Environment,
+) -> Report:
+    calls = sum(t.checks.calls for t in tries)
+    clean = case.crash is None and any(t.outcome == "clean" for t in tries)
+    cause = None
+    steps = (*notes, *_next_steps(case, False))
+    if clean:
+        headline = f"No fault: {calls:,} calls checked on the CPU."
+    else:
+        ended = next((t.error for t in reversed(tries) if t.error is not None), None)
+        headline = "The fault did not show on the CPU."
+        if ended is not None:
+            headline += f" The replay ended with {ended.type}: {ended.message[:160]}"
+        elif notes:
+            headline += f" {notes[0][:160]}"
+        if case.crash is not None:
+            cause = Cause(
+                key="not_reproduced_on_cpu",
+                title="Not reproduced on the CPU",
+                explanation=diagnosis.explain_cause("not_reproduced_on_cpu") or "",
+            )
+    return Report(
+        confidence="clean" if clean else "not_found",
+        headline=headline,
+        environment=environment,
+        crash=case.crash,
+        cause=cause,
+        replays=replays,
+        lost=lost,
+        kept=kept,
+        next_steps=steps,
+    )
+
+
+def _next_steps(case: Case, found: bool) -> tuple[str, ...]:
+    """Commands, in the order of use."""
+    steps = []
+    if case.crash is not None:
+        steps.append("%assertdoc restart    restart this kernel: its GPU state is dead")
+    if not found:
+        steps.append("%cpu_replay --engine history    run the earlier cells again on the CPU")
+        steps.append("restart, set CUDA_LAUNCH_BLOCKING=1 before CUDA starts, and run once more")
+    steps.append("%assertdoc save report.json    this report as a file")
+    return tuple(steps)
