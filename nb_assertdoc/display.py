@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import report as views
-from .model import Report
+from .lazy import Lazy
+
+if TYPE_CHECKING:
+    from . import report as views
+    from .model import Report
+else:
+    views = Lazy("report")
 
 
 class Shown:
@@ -57,7 +61,7 @@ class Shown:
 
     def _publish(self, bundle: dict[str, Any]) -> None:
         update = self._id is not None
-        self._id = self._id or f"nb-assertdoc-{uuid.uuid4().hex}"
+        self._id = self._id or f"nb-assertdoc-{os.urandom(16).hex()}"
         self._bundle = bundle
         self._captured |= type(self._shell.display_pub).__name__ == "CapturingDisplayPublisher"
         self._send(bundle, self._id, update)

@@ -11,14 +11,20 @@ import contextlib
 import logging
 import sys
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from . import detector, doctor, report, restart
 from .display import Shown
+from .lazy import Lazy
 from .magics import AssertdocMagics
-from .model import Crash, Place, Report, Source
 from .recorder import Execution, LoaderWatch, Recorder, keep_pinned_frees_harmless
 from .settings import settings, switched_off
+
+if TYPE_CHECKING:
+    from . import detector, doctor, model, report, restart
+    from .model import Crash, Place, Report
+else:
+    detector, doctor, model = Lazy("detector"), Lazy("doctor"), Lazy("model")
+    report, restart = Lazy("report"), Lazy("restart")
 
 log = logging.getLogger("nb_assertdoc")
 _ATTRIBUTE = "_nb_assertdoc"
@@ -72,7 +78,7 @@ class Attached:
     def look_back(self) -> None:
         """The first-time user's path: the extension is loaded after the crash."""
         error = getattr(sys, "last_value", None)
-        sighting = detector.recognise(error)
+        sighting = detector.recognise(error) if error is not None else None
         if sighting is None:
             return
         tb = getattr(sys, "last_traceback", None)
@@ -92,8 +98,7 @@ class Attached:
         history = list(self.shell.user_ns.get("In", []))[:-1]
         for count, source in enumerate(history):
             if count and source:
-                execution = Execution(count, count, source, None)
-                execution.filename = self.recorder.filename(source, count)
+                execution = Execution(count, count, source, None, self.recorder.filename)
                 self.recorder.executions.append(execution)
         while tb is not None:  # the last cell on the traceback is the cell that failed
             name = tb.tb_frame.f_code.co_filename
@@ -275,7 +280,7 @@ class Attached:
         """A cell's body under `%%cpu_replay`, with the notebook's state as it is now."""
         current = self.recorder.current
         count = current.execution_count if current is not None else None
-        source = Source(
+        source = model.Source(
             filename=self.recorder.filename(body, count), source=body, execution_count=count
         )
         executions = list(self.recorder.executions)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from . import catalogue, diagnosis, doctor, report, restart
 from .display import Shown
 from .errors import AssertdocError, NothingToReplay, UsageError
-from .model import Crash, Report
-from .recorder import Execution, Recorder
+from .lazy import Lazy
 from .settings import AssertDoc, settings
+
+if TYPE_CHECKING:
+    from . import catalogue, diagnosis, doctor, report, restart
+    from .model import Crash, Report
+    from .recorder import Execution, Recorder
+else:
+    catalogue, diagnosis, doctor = Lazy("catalogue"), Lazy("diagnosis"), Lazy("doctor")
+    report, restart = Lazy("report"), Lazy("restart")
 
 
 class Host(Protocol):

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from .recognise import Sighting, recognise, recognise_text
+from typing import TYPE_CHECKING, Any
+
 from .tap import StderrTap
 
+if TYPE_CHECKING:
+    from .sightings import Sighting, recognise, recognise_text
+
 __all__ = ["Sighting", "StderrTap", "recognise", "recognise_text"]
+
+
+def __getattr__(name: str) -> Any:
+    """The tap is needed at load, the texts of all errors only at the first error."""
+    if name in __all__:
+        from . import sightings as module
+
+        return getattr(module, name)
+    raise AttributeError(name)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
-from ..frames import Cells
-from ..model import Source
+from ..lazy import Lazy
 from .integers import IntegerCopies
+
+if TYPE_CHECKING:
+    from .. import frames, model
+else:
+    frames, model = Lazy("frames"), Lazy("model")
 
 KEPT_SOURCES = 5000
 KEPT_BINDINGS = 3  # newest executions whose bindings are kept; older ones keep their source
@@ -22,13 +27,18 @@ class Execution:
     """One run of one cell. `number` is our own: front ends' silent requests share counts."""
 
     def __init__(
-        self, number: int, execution_count: int | None, source: str, cell_id: str | None
+        self,
+        number: int,
+        execution_count: int | None,
+        source: str,
+        cell_id: str | None,
+        naming: Callable[[str, int | None], str],
     ) -> None:
         self.number = number
         self.execution_count = execution_count
         self.source = source
         self.cell_id = cell_id
-        self.filename = ""
+        self._naming = naming
         self.succeeded: bool | None = None
         self.seconds = 0.0
         self.bindings: Bindings | None = None
@@ -38,14 +48,20 @@ class Execution:
         self.dead_before = False  # the GPU context was dead as this cell began
         self._began = time.perf_counter()
 
+    @functools.cached_property
+    def filename(self) -> str:
+        """The name under which the shell compiles this cell; asked for when it is needed, since the
+        shell transforms the cell for it."""
+        return self._naming(self.source, self.execution_count)
+
     def ended(self, succeeded: bool) -> None:
         """The cell is over."""
         self.succeeded = succeeded
         self.seconds = time.perf_counter() - self._began
 
-    def as_source(self) -> Source:
+    def as_source(self) -> model.Source:
         """The record of it."""
-        return Source(
+        return model.Source(
             filename=self.filename,
             source=self.source,
             execution_count=self.execution_count,
@@ -106,8 +122,7 @@ class Recorder:
         self._number += 1
         # `shell.execution_count` is already that of the next cell on IPython 9, not yet on 7.
         count = len(self._shell.history_manager.input_hist_parsed)
-        execution = Execution(self._number, count, raw_cell, cell_id)
-        execution.filename = self.filename(raw_cell, execution.execution_count)
+        execution = Execution(self._number, count, raw_cell, cell_id, self.filename)
         execution.mark = mark
         execution.dead_before = self.context_dead
         error = None
@@ -129,18 +144,18 @@ class Recorder:
             # The name is IPython's private matter; without it, lines have no cell number.
             return f"<cell {self._number}>"
 
-    def cells(self) -> Cells:
+    def cells(self) -> frames.Cells:
         """Every execution so far, for the text of a line."""
-        return Cells(self.sources())
+        return frames.Cells(self.sources())
 
-    def sources(self) -> tuple[Source, ...]:
+    def sources(self) -> tuple[model.Source, ...]:
         """The record of every execution so far; `%%time` compiles its body under one fixed name."""
         found = [e.as_source() for e in self.executions]
         current = self.current
         if current is not None and current.source.startswith("%%time"):
             body = current.source.partition("\n")[2]
             found.append(
-                Source(
+                model.Source(
                     filename="<timed exec>",
                     source=body,
                     execution_count=current.execution_count,

@@ -11,10 +11,15 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..frames import Cells, here, loader_key
+from ..lazy import Lazy
 from .executions import random_states
+
+if TYPE_CHECKING:
+    from .. import frames
+else:
+    frames = Lazy("frames")
 
 KEPT_LISTS = 1024
 KEPT_INDICES = 1_000_000
@@ -63,7 +68,7 @@ def _size(indices: Any) -> int:
 class LoaderWatch:
     """Patches torch's DataLoader while the extension is loaded."""
 
-    def __init__(self, cells: Callable[[], Cells], number: Callable[[], int]) -> None:
+    def __init__(self, cells: Callable[[], frames.Cells], number: Callable[[], int]) -> None:
         self._cells = cells
         self._number = number
         self._undo: list[tuple[Any, str, Any]] = []
@@ -80,7 +85,7 @@ class LoaderWatch:
         watch = self
 
         def __iter__(self: Any) -> Any:
-            loop = watch._begin(self, here())
+            loop = watch._begin(self, sys._getframe(1))
             watch._starting.loop = loop
             try:
                 found = plain_iter(self)
@@ -121,7 +126,7 @@ class LoaderWatch:
 
     def _begin(self, loader: Any, frame: Any) -> Loop | None:
         try:
-            key = loader_key(loader, self._cells(), frame)
+            key = frames.loader_key(loader, self._cells(), frame)
             return Loop(key, self._number(), random_states())
         except Exception:
             return None  # the user's data set may do anything in `len`; their loop goes on
