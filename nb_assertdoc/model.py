@@ -285,7 +285,8 @@ class Evidence(Record, frozen=True, kw_only=True):
 
     engine: str
     outcome: Outcome
-    seconds: float
+    seconds: float  # in all, from the worker's first line
+    cell_seconds: float = 0.0  # of them, since the cell began
     observed: tuple[Observed, ...] = ()
     checks: Checks = Checks()
     differences: tuple[str, ...] = ()

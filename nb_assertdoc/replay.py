@@ -75,6 +75,7 @@ def _evidence(
             engine=order.engine,
             outcome="stopped",
             seconds=time.monotonic() - started,
+            cell_seconds=order.seconds,
             differences=(limit.reason,),
             peak_rss_bytes=limit.peak or None,
         )

@@ -62,7 +62,8 @@ class Checker:
     """Looks at the usages of one call at a time.
 
     `unknown(tensor)` answers why a tensor's values are made up, or None. `on_fault(usage, bad,
-    func, args, kwargs)` is called for each faulty argument, before the call runs.
+    func, args, kwargs)` is called for each faulty argument, before the call runs, `on_pass(usage)`
+    for each good one.
     """
 
     def __init__(
@@ -70,10 +71,12 @@ class Checker:
         unknown: Callable[[torch.Tensor], str | None],
         on_fault: Callable[[Usage, Bad, Any, Any, Any], None],
         module: Callable[[], str | None],
+        on_pass: Callable[[Usage], None],
     ) -> None:
         self._unknown = unknown
         self._on_fault = on_fault
         self._module = module
+        self._on_pass = on_pass
         self._calls = 0
         self._operators: set[str] = set()
         self._tightest: dict[tuple[str, str], Tightest] = {}
@@ -104,6 +107,7 @@ class Checker:
             bad = indexing.bad(usage)
             if bad is None:
                 self._note(usage)
+                self._on_pass(usage)
                 continue
             faulty = True
             self._on_fault(usage, bad, func, args, kwargs)

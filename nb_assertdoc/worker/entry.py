@@ -37,6 +37,7 @@ class Run:
         self._fault_at: tuple[float, int] | None = None
         self._fault_step: tuple[Any, ...] | None = None
         self._in_cell = False
+        self._cell_began = self.started
         self._steps = 0
 
     # ---- before the cell
@@ -62,7 +63,12 @@ class Run:
 
         self.torch = torch
         self.hooks = hooks.ReplayHooks() if order.real_floats else hooks.GhostHooks()
-        self.checker = Checker(self.hooks.unknown, self._fault, lambda: self.observer.module())
+        self.checker = Checker(
+            self.hooks.unknown,
+            self._fault,
+            lambda: self.observer.module(),
+            lambda usage: self.loaders.learn(usage),
+        )
         self.hooks.checker = self.checker
         devices.install(
             devices.Devices(
@@ -152,6 +158,7 @@ class Run:
     def begin_cell(self) -> None:
         """From here on it is the failing cell."""
         self._in_cell = True
+        self._cell_began = time.monotonic()
         self.loaders.install()
         self.loops.start()
         self.checker.reset()
@@ -256,6 +263,7 @@ class Run:
             engine=self.order.engine,
             outcome=outcome,
             seconds=time.monotonic() - self.started,
+            cell_seconds=time.monotonic() - self._cell_began,
             observed=tuple(self.observed),
             checks=self.checker.checks(),
             differences=tuple(dict.fromkeys(differences)),

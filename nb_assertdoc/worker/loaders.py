@@ -7,13 +7,13 @@ and library code just run.
 
 from __future__ import annotations
 
+import pathlib
 import pickle
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,12 @@ from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
 from ..frames import Cells, here, loader_key
-from ..model import LoaderPlan
+from ..indexing import Usage
+from ..model import Bound, LoaderPlan
+from .batches import Path, field, path_to
 
+_TEACHERS = 2  # batches that are run first, to learn what a step does and costs
+_FREE_SECONDS = 0.3
 QUEUE = 1024  # kernels that can be queued before the host must wait: how late an assert can be
 
 
@@ -58,7 +62,7 @@ class Loaders:
     def __init__(
         self,
         plan: LoaderPlan | None,
-        folder: Path,
+        folder: pathlib.Path,
         cells: Cells,
         operators: Callable[[], int],
         finished: Callable[[], None],
@@ -75,6 +79,8 @@ class Loaders:
             self._lists, self._rng = pickle.loads((folder / "loader.pickle").read_bytes())
         self.window = Window()
         self._used = False
+        self._learning = False
+        self._fields: dict[Path, Bound] = {}
         self.whole = plan is None  # without a plan every loop runs in full
         self.truncated: list[str] = []
 
@@ -118,49 +124,94 @@ class Loaders:
                 break
         window.active = False
 
+    def learn(self, usage: Usage) -> None:
+        """A checked call: where its values are a field of the batch, that field is remembered.
+
+        Later batches that no model has seen are searched by what the first ones taught.
+        """
+        if self._learning and usage.kind == "index" and usage.bound is not None:
+            path = path_to(self.window.recent[-1].batch, usage.tensor)
+            if path is not None:
+                self._fields[path] = usage.bound
+
     def _failing(self, loader: Any, iterator: Any) -> Iterator[Any]:
         plan = self._plan
         assert plan is not None
         window = self.window
-        window.loader, window.active = loader, True
+        window.loader, window.active, window.given = loader, True, 0
         next(iterator._sampler_iter, None)  # a sampler draws its seed at its first index
         workers = _Workers(plan) if plan.workers else None
-        started, operators = time.monotonic(), self._operators()
-        last = plan.count - 1
-        window.given = i = 0
+
+        def fetch(i: int) -> Given:
+            ordinal, indices = plan.first + i, self._lists[i]
+            if workers is not None:
+                return Given(ordinal, indices, workers.fetch(ordinal, iterator, indices))
+            return Given(ordinal, indices, iterator._dataset_fetcher.fetch(indices))
+
+        i, last, operators = 0, plan.count - 1, self._operators()
+        given: Given | None = None
         while i <= last:
-            indices, ordinal = self._lists[i], plan.first + i
             try:
-                if workers is not None:
-                    batch = workers.fetch(ordinal, iterator, indices)
-                else:
-                    batch = iterator._dataset_fetcher.fetch(indices)
+                given = given or fetch(i)
+                window.recent.append(given)
+                window.given += 1
+                self._learning = window.given <= _TEACHERS
+                began = time.monotonic()
+                yield given.batch
+                given = None
+                i += 1
+                if window.given == _TEACHERS:  # the very first warms up, and is no measure
+                    a_step = (self._operators() - operators) // _TEACHERS
+                    seconds = time.monotonic() - began
+                    i, given = self._ahead(i, last, seconds, a_step, fetch)
             except StopIteration:  # an iterable data set is at its end
                 break
-            window.recent.append(Given(ordinal, indices, batch))
-            window.given += 1
-            yield batch
-            i = self._next(i, last, window.given, started, operators)
         window.active = False
         if not plan.finished:
             self._finished()
 
-    def _next(self, i: int, last: int, given: int, started: float, operators: int) -> int:
-        """The next batch: all of them while time allows, else the last ones of the launch queue."""
-        spent = time.monotonic() - started
-        if given == 1:
-            self._first = spent  # the first batch warms everything up: it is no measure
-            return i + 1
-        left = last - i
-        a_batch = (spent - self._first) / (given - 1)
-        if spent < self._seconds / 4 or spent + left * a_batch <= self._seconds:
-            return i + 1
-        a_step = max(1, (self._operators() - operators) // given)
-        needed = min(left, -(-QUEUE // a_step) + 2)
-        if left > needed:
-            self.window.skipped.append(f"batches {i + 1}..{last - needed} were not replayed")
-            return last - needed + 1
-        return i + 1
+    def _ahead(
+        self, i: int, last: int, seconds: float, operators: int, fetch: Callable[[int], Given]
+    ) -> tuple[int, Given | None]:
+        """The next batch to replay, after two told what a step costs.
+
+        All that are left, where that takes no time worth saving. Else the first one that holds a
+        bad value in a field that is known, found without running the model; else those that the
+        GPU's queue can have held.
+        """
+        left = last - i + 1
+        queued = -(-QUEUE // max(1, operators)) + 2
+        if left <= queued or left * seconds <= _FREE_SECONDS:
+            return i, None
+        end = time.monotonic() + self._seconds
+        for j in range(i, last + 1):
+            if not self._fields or time.monotonic() > end:
+                break
+            given = fetch(j)
+            if self._holds_bad(given.batch):
+                self._skip(i, j - 1)
+                return j, given
+            if j == last - queued:
+                break
+        self._skip(i, last - queued)
+        return last - queued + 1, None
+
+    def _skip(self, first: int, last: int) -> None:
+        if last >= first:
+            self.window.skipped.append(f"batches {first}..{last} were not run through the model")
+
+    def _holds_bad(self, batch: Any) -> bool:
+        for path, bound in self._fields.items():
+            try:
+                values = field(batch, path)
+            except (LookupError, TypeError, AttributeError):
+                continue
+            bad = (values < bound.low) | (values >= bound.high)
+            if bound.ignore is not None:
+                bad &= values != bound.ignore
+            if bool(bad.any()):
+                return True
+        return False
 
 
 def _note_indices(iterator: Any) -> deque[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..model import (
     Variable,
 )
 from . import names
+from .batches import Path, field, path_to
 from .checks import Checker, Seen, seen_key
 from .hooks import is_ghost, mapped
 from .loaders import Given, Loaders
@@ -118,7 +119,7 @@ class Observer:
         if loader is None or not window.active or observed.finding.bound is None:
             return observed
         given = self._given(usage.tensor)
-        path = _path_to(given.batch, usage.tensor) if given is not None else None
+        path = path_to(given.batch, usage.tensor) if given is not None else None
         dataset = getattr(loader, "dataset", None)
         if path is None or dataset is None or not hasattr(dataset, "__getitem__"):
             return observed
@@ -193,7 +194,7 @@ class Observer:
         """
         recent = list(self._loaders.window.recent)
         for given in reversed(recent):
-            if _path_to(given.batch, tensor) is not None:
+            if path_to(given.batch, tensor) is not None:
                 return given
         ahead = type(self._loaders.window.loader).__module__.startswith("accelerate")
         return recent[-2] if ahead and len(recent) > 1 else recent[-1] if recent else None
@@ -320,40 +321,7 @@ def real_error(func: Any, args: Any, kwargs: Any) -> RealError | None:
 # ---- the data set
 
 
-def _leaves(batch: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    if isinstance(batch, Tensor):
-        yield path, batch
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from _leaves(value, (*path, key))
-    elif isinstance(batch, list | tuple):
-        for i, value in enumerate(batch[:64]):
-            yield from _leaves(value, (*path, i))
-
-
-def _path_to(batch: Any, tensor: Tensor) -> tuple[tuple[Any, ...], int | None] | None:
-    """The field of the batch (and its column) whose values are those of the index tensor."""
-    if tensor.is_floating_point() or not tensor.numel():
-        return None
-    with devices.raw():
-        wanted = tensor.detach().reshape(-1).long()
-        for path, leaf in _leaves(batch):
-            if is_ghost(leaf) or leaf.is_complex():
-                continue
-            if leaf.numel() == wanted.numel() and bool(
-                (leaf.detach().reshape(-1).long() == wanted).all()
-            ):
-                return path, None
-            if leaf.dim() == 2 and leaf.shape[0] == wanted.numel() and leaf.shape[1] <= 64:
-                for j in range(leaf.shape[1]):
-                    if bool((leaf[:, j].detach().long() == wanted).all()):
-                        return path, j
-    return None
-
-
-def _scan(
-    loader: Any, dataset: Any, path: tuple[tuple[Any, ...], int | None], usage: Usage
-) -> Values | None:
+def _scan(loader: Any, dataset: Any, path: Path, usage: Usage) -> Values | None:
     seen, bad_count = Seen(), 0
     end = time.monotonic() + SCAN_SECONDS
     size = loader.batch_size or 1
@@ -366,11 +334,7 @@ def _scan(
                 break
             items = [dataset[i] for i in range(start, min(start + size, rows))]
             batch = loader.collate_fn(items)
-            leaf: Any = batch
-            for key in path[0]:
-                leaf = leaf[key]
-            if path[1] is not None:
-                leaf = leaf[:, path[1]]
+            leaf = field(batch, path)
             seen.add(leaf)
             bad_count += int(usage.rule(leaf).sum())
     except Exception:

@@ -1,0 +1,56 @@
+"""Where in a batch the values of an index tensor come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .. import devices
+from .hooks import is_ghost
+
+Path = tuple[tuple[Any, ...], int | None]  # keys from the batch to a tensor, and a column of it
+_MOST_COLUMNS = 64
+
+
+def leaves(batch: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
+    """The tensors of a batch with the keys that lead to them."""
+    if isinstance(batch, Tensor):
+        yield path, batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from leaves(value, (*path, key))
+    elif isinstance(batch, list | tuple):
+        for i, value in enumerate(batch[:64]):
+            yield from leaves(value, (*path, i))
+
+
+def path_to(batch: Any, tensor: Tensor) -> Path | None:
+    """The field of the batch (and its column) whose values are those of the index tensor."""
+    if tensor.is_floating_point() or not tensor.numel():
+        return None
+    with devices.raw():
+        wanted = tensor.detach().reshape(-1).long()
+        for path, leaf in leaves(batch):
+            if is_ghost(leaf) or leaf.is_complex():
+                continue
+            if leaf.numel() == wanted.numel() and bool(
+                (leaf.detach().reshape(-1).long() == wanted).all()
+            ):
+                return path, None
+            if leaf.dim() == 2 and leaf.shape[0] == wanted.numel():
+                for column in range(min(leaf.shape[1], _MOST_COLUMNS)):
+                    if bool((leaf[:, column].detach().long() == wanted).all()):
+                        return path, column
+    return None
+
+
+def field(batch: Any, path: Path) -> Tensor:
+    """The tensor at a path of another batch of the same loader."""
+    keys, column = path
+    found = batch
+    for key in keys:
+        found = found[key]
+    tensor: Tensor = found if column is None else found[:, column]
+    return tensor
