@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -12,80 +13,21 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from .. import devices
-from ..frames import Cells, here, stack
+from ..frames import Cells
 from .hooks import GhostHooks, _to_meta, is_ghost, made_up
-
-_OURS = __name__.rpartition(".")[0]
-
-
-class Decisions:
-    """Places in user code where a made-up value decided a branch."""
-
-    def __init__(self, cells: Cells) -> None:
-        self._cells = cells
-        self.places: dict[str, int] = {}
-
-    def note(self) -> None:
-        """A comparison or a truth value of something made up was asked for, here."""
-        for frame in stack(here()):
-            module = str(frame.f_globals.get("__name__", ""))
-            if module.startswith((_OURS, "torch.", "nb_assertdoc.devices")) or module == "torch":
-                continue
-            name = frame.f_code.co_filename
-            if self._cells.is_user(name):  # a trainer's own health checks decide nothing of ours
-                cell = self._cells.get(name)
-                where = f"In [{cell.execution_count}]" if cell else name
-                place = f"{where}, line {frame.f_lineno}"
-                self.places[place] = self.places.get(place, 0) + 1
-            return
-
-
-class GhostFloat(float):
-    """A float that was made up; its comparisons are noted."""
-
-    decisions: Decisions | None = None
-
-    def __reduce__(self) -> tuple[type, tuple[float]]:
-        return (float, (float(self),))
-
-
-def _comparison(name: str) -> Callable[[GhostFloat, Any], Any]:
-    plain = getattr(float, name)
-
-    def compare(self: GhostFloat, other: Any) -> Any:
-        if GhostFloat.decisions is not None:
-            GhostFloat.decisions.note()
-        return plain(float(self), other)
-
-    return compare
-
-
-def _arithmetic(name: str) -> Callable[..., Any]:
-    plain = getattr(float, name)
-
-    def compute(self: GhostFloat, *other: Any) -> Any:
-        result = plain(float(self), *other)
-        return GhostFloat(result) if type(result) is float else result
-
-    return compute
-
-
-for _name in ("__lt__", "__le__", "__gt__", "__ge__"):
-    setattr(GhostFloat, _name, _comparison(_name))
-for _name in (
-    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ "
-    "__neg__ __abs__ __round__ __pow__ __rpow__"
-).split():
-    setattr(GhostFloat, _name, _arithmetic(_name))
+from .madeup import Decisions, MadeUp, Numbers, marked
 
 
 def install(hooks: GhostHooks, cells: Cells) -> Decisions:
     """Patch tensors, parameters, optimizers and savers of this process for ghosts."""
-    decisions = GhostFloat.decisions = Decisions(cells)
+    decisions = MadeUp.decisions = Decisions(cells)
+    torch.backends.mha.set_fastpath_enabled(False)  # nested tensors have no shape to be a ghost of
     _births(hooks)
+    _gradients()
     _leaving(hooks, decisions)
     _recurrent()
     _steps()
+    Numbers().__enter__()  # type: ignore[no-untyped-call]
     return decisions
 
 
@@ -94,9 +36,10 @@ def _births(hooks: GhostHooks) -> None:
     new = torch.nn.Parameter.__new__
 
     def born(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        device = None
+        device, sized = None, False
         if type(data) is Tensor and data.is_floating_point() and not is_ghost(data):
             device = devices.device_of(data)
+            sized = "_nb_size" in data.__dict__
             with devices.raw():
                 data = _to_meta(data)
         elif isinstance(data, Tensor):
@@ -104,9 +47,51 @@ def _births(hooks: GhostHooks) -> None:
         parameter = new(cls, data, requires_grad)
         if device is not None and is_ghost(parameter):
             devices.tag(parameter, device)
+        if sized:
+            parameter._nb_size = True
         return parameter
 
     torch.nn.Parameter.__new__ = born  # type: ignore[method-assign]
+
+
+def _gradients() -> None:
+    """What needs a gradient is a ghost, as a parameter is: a ghost's gradient fits no solid."""
+
+    def weightless(tensor: Tensor) -> None:
+        solid = type(tensor) is Tensor and not is_ghost(tensor) and tensor.is_leaf
+        if solid and tensor.is_floating_point() and tensor.layout == torch.strided:
+            with devices.raw():
+                ghost = _to_meta(tensor)
+            ghost.__dict__.update(tensor.__dict__)
+            devices.tag(ghost, devices.device_of(tensor))
+            with contextlib.suppress(RuntimeError):  # C++ holds the tensor: it stays solid
+                torch.utils.swap_tensors(tensor, ghost)
+
+    needs, plain = Tensor.requires_grad_, torch._C.TensorBase.requires_grad
+
+    def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
+        if requires_grad:
+            weightless(self)
+        return needs(self, requires_grad)
+
+    def write(self: Tensor, requires_grad: bool) -> None:
+        if requires_grad:
+            weightless(self)
+        plain.__set__(self, requires_grad)
+
+    Tensor.requires_grad_ = requires_grad_  # type: ignore[method-assign]
+    Tensor.requires_grad = property(plain.__get__, write)  # type: ignore[assignment]
+
+    def born(make: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(make)
+        def call(*args: Any, requires_grad: bool = False, **kwargs: Any) -> Any:
+            made = make(*args, **kwargs)
+            return made.requires_grad_() if requires_grad else made
+
+        return call
+
+    for name in "tensor zeros ones empty full rand randn zeros_like ones_like randn_like".split():
+        setattr(torch, name, born(getattr(torch, name)))
 
 
 def _array(tensor: Tensor) -> Any:
@@ -145,8 +130,7 @@ def _leaving(hooks: GhostHooks, decisions: Decisions) -> None:
                 f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
             )
         known = self.__dict__.get("_nb_truth")
-        value = made_up(self.dtype) if known is None else known
-        return GhostFloat(value) if type(value) is float else value
+        return marked(made_up(self.dtype) if known is None else known)
 
     def numpy(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         return _array(self)
@@ -161,10 +145,18 @@ def _leaving(hooks: GhostHooks, decisions: Decisions) -> None:
         return format(item(self), spec) if self.dim() == 0 else shown(self)
 
     def number(kind: type) -> Callable[[Tensor], Any]:
-        return lambda self: kind(item(self))
+        return lambda self: kind(item(self))  # C wants the very type
+
+    plain_tensor = torch.tensor
+
+    def tensor(data: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """A list may hold ghosts without dimensions: they go as numbers."""
+        return plain_tensor(_as_numbers(data, item), *args, **kwargs)
+
+    torch.tensor = functools.wraps(plain_tensor)(tensor)
 
     patched("item", item)
-    patched("tolist", lambda self: _array(self).tolist() if self.dim() else item(self))
+    patched("tolist", lambda self: marked(_array(self).tolist() if self.dim() else item(self)))
     patched("numpy", numpy)
     patched("__array__", array)
     patched("__repr__", shown)
@@ -174,6 +166,15 @@ def _leaving(hooks: GhostHooks, decisions: Decisions) -> None:
     patched("__int__", number(int))
     patched("__index__", number(int))
     patched("data_ptr", lambda self: id(self))
+
+
+def _as_numbers(data: Any, number: Callable[[Tensor], Any]) -> Any:
+    if type(data) in (list, tuple) and data and isinstance(data[0], Tensor | list | tuple):
+        return [
+            number(d) if isinstance(d, Tensor) and is_ghost(d) else _as_numbers(d, number)
+            for d in data
+        ]
+    return data
 
 
 def _recurrent() -> None:

@@ -291,7 +291,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def _to_meta(t: Tensor) -> Tensor:
-    if _is_meta(t) or t.layout != torch.strided:
+    if _is_meta(t) or t.layout != torch.strided or t.is_nested:
         return t
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 

@@ -142,6 +142,8 @@ class Observer:
     def _place(self, frame: FrameType) -> Place:
         place = frames.place(frame, self._cells)
         around = self._loops.around(frame, frame.f_lineno)
+        if self._loaders.window.skipped:  # a counter that runs with the loader is not the user's
+            around = around[:-1]
         targets = [t for loop, _ in around for t in loop.targets]
         extra = [
             v for v in frames.loop_variables(frame, targets) if v not in (place.function or "")
