@@ -13,9 +13,10 @@ from .lazy import Lazy
 
 if TYPE_CHECKING:
     from . import report as views
+    from . import session
     from .model import Report
 else:
-    views = Lazy("report")
+    views, session = Lazy("report"), Lazy("session")
 
 
 class Shown:
@@ -42,6 +43,8 @@ class Shown:
         """Put the report in the card's place."""
         bundle = views.bundle(report, self._how, brief=line_only)
         self._publish(bundle)
+        if not line_only:
+            session.save(report, session.key(self._shell))
         if headless and os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch":
             print(bundle["text/plain"], file=sys.__stderr__)  # a batch run shows its log alone
 

@@ -16,12 +16,12 @@ from .lazy import Lazy
 from .settings import AssertDoc, settings
 
 if TYPE_CHECKING:
-    from . import catalogue, diagnosis, doctor, report, restart
+    from . import catalogue, diagnosis, doctor, report, restart, session
     from .model import Crash, Report
     from .recorder import Execution, Recorder
 else:
     catalogue, diagnosis, doctor = Lazy("catalogue"), Lazy("diagnosis"), Lazy("doctor")
-    report, restart = Lazy("report"), Lazy("restart")
+    report, restart, session = Lazy("report"), Lazy("restart"), Lazy("session")
 
 
 class Host(Protocol):
@@ -227,7 +227,11 @@ class AssertdocMagics(Magics):
 
     def _last(self) -> Report:
         if self._host.report is None:
-            raise NothingToReplay("there is no report yet; `%cpu_replay` makes one")
+            kept = session.load(session.key(self.shell))
+            if kept is None:
+                raise NothingToReplay("there is no report yet; `%cpu_replay` makes one")
+            self._host.report, age = kept
+            print(f"From before the restart, {_ago(age)}:")
         return self._host.report
 
     def _explain(self, text: str) -> None:
@@ -260,6 +264,14 @@ class AssertdocMagics(Magics):
         for name, trait in sorted(AssertDoc.class_own_traits(config=True).items()):
             print(f"AssertDoc.{name} = {getattr(current, name)!r:<12} {trait.help}")
         print("Change one with `%config AssertDoc.name = value`.")
+
+
+def _ago(seconds: float) -> str:
+    for name, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {name}{'s' if count > 1 else ''} ago"
+    return "a moment ago"
 
 
 def _writable(path: Path) -> None:
