@@ -48,7 +48,7 @@ def key(shell: object = None) -> str:
 
 
 def save(report: Report, name: str) -> None:
-    """Keep a report for `KEPT_SECONDS`. What cannot be written is not kept: it is only a comfort."""
+    """Keep a report for `KEPT_SECONDS`; what cannot be written is not kept."""
     with contextlib.suppress(OSError, msgspec.MsgspecError, OverflowError):
         where = folder()
         forget_old(where)
