@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -20,11 +21,11 @@ from .recorder import Execution, LoaderWatch, Recorder, keep_pinned_frees_harmle
 from .settings import settings, switched_off
 
 if TYPE_CHECKING:
-    from . import detector, doctor, model, report, restart
+    from . import detector, doctor, model, report, restart, session
     from .model import Crash, Place, Report
 else:
     detector, doctor, model = Lazy("detector"), Lazy("doctor"), Lazy("model")
-    report, restart = Lazy("report"), Lazy("restart")
+    report, restart, session = Lazy("report"), Lazy("restart"), Lazy("session")
 
 log = logging.getLogger("nb_assertdoc")
 _ATTRIBUTE = "_nb_assertdoc"
@@ -74,6 +75,17 @@ class Attached:
                 shell.magics_manager.magics[kind].pop(name, None)
         self.watch.uninstall()
         self.tap.uninstall()
+
+    def obey_the_last_kernel(self) -> None:
+        """`%assertdoc restart --launch-blocking` asked for it, before this kernel began."""
+        if not session.launch_blocking_asked(session.key(self.shell)):
+            return
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            print("CUDA has started already: load nb_assertdoc before the first use of the GPU.")
+            return
+        os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
+        print("CUDA_LAUNCH_BLOCKING=1: CUDA runs synchronously, and slowly, until a restart.")
 
     def look_back(self) -> None:
         """The first-time user's path: the extension is loaded after the crash."""
@@ -324,8 +336,6 @@ def _ours(source: str) -> bool:
 
 
 def _cwd() -> str:
-    import os
-
     return os.getcwd()
 
 
@@ -344,6 +354,7 @@ def load(shell: Any) -> None:
     mine.attach()
     setattr(shell, _ATTRIBUTE, mine)
     try:
+        mine.obey_the_last_kernel()
         mine.look_back()
     except Exception:
         log.exception("nb_assertdoc: could not look back")

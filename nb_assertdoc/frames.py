@@ -124,7 +124,7 @@ def place(where: FrameType | TracebackType, cells: Cells) -> Place:
         lines = cell.source.splitlines()
         text = lines[line - 1] if 0 < line <= len(lines) else ""
     return Place(
-        line=line,
+        line=line + (cell.above if cell else 0),
         source=text,
         cell=cell.cell if cell else None,
         execution_count=cell.execution_count if cell else None,

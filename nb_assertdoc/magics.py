@@ -103,7 +103,12 @@ def _assertdoc_parser() -> _Parser:
     commands.add_parser("report", help="show the last report again")
     explain = commands.add_parser("explain", help="plain words for an error, a line or a topic")
     explain.add_argument("text", nargs="*", help="the text, a cause's key or a topic")
-    commands.add_parser("restart", help="restart this kernel, where that is possible from inside")
+    again = commands.add_parser("restart", help="restart this kernel, where that is possible")
+    again.add_argument(
+        "--launch-blocking",
+        action="store_true",
+        help="the next kernel runs CUDA synchronously: the traceback then names the true line",
+    )
     save = commands.add_parser("save", help="write the last report to a .json, .html or .txt file")
     save.add_argument("file", type=Path)
     commands.add_parser("settings", help="the settings and their values")
@@ -139,6 +144,8 @@ class AssertdocMagics(Magics):
         command = given.command or "status"
         if command == "help":
             parser.print_help()
+        elif command == "restart":
+            self._answer(lambda: self._restart(given.launch_blocking))
         elif command == "save":
             self._answer(lambda: self._save(given.file))
         else:
@@ -240,8 +247,11 @@ class AssertdocMagics(Magics):
             text = last.cause.key
         print(diagnosis.explain_cause(text) or catalogue.explain(text))
 
-    def _restart(self) -> None:
+    def _restart(self, launch_blocking: bool = False) -> None:
         adapter = restart.adapter(self.shell)
+        if launch_blocking:
+            session.ask_launch_blocking(session.key(self.shell))
+            print("`%load_ext nb_assertdoc` in the next kernel sets CUDA_LAUNCH_BLOCKING=1.")
         if adapter.can_restart and adapter.forewarn:
             print(adapter.forewarn)
         adapter.restart()

@@ -312,6 +312,7 @@ class Source(Record, frozen=True, kw_only=True):
     execution_count: int | None = None
     cell_id: str | None = None
     cell: int | None = None  # 0-based in the .ipynb, where known
+    above: int = 0  # lines of the cell above this text: `%%time` and its like compile their body
 
 
 class LoaderPlan(Record, frozen=True, kw_only=True):

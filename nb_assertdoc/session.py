@@ -1,4 +1,6 @@
-"""What outlives a kernel: the last report, in a private folder, found again after the restart.
+"""What outlives a kernel: the last report, and what the next kernel is to do as it starts.
+
+All of it lies in a private folder and is found again after the restart.
 
 A Jupyter kernel keeps its id (the name of its connection file) through every kind of restart; a
 terminal has none, and is known by its working directory.
@@ -13,10 +15,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from .model import Report, from_json, to_json
+if TYPE_CHECKING:
+    from .model import Report
 
 KEPT_SECONDS = 7 * 24 * 3600.0
 
@@ -49,6 +51,10 @@ def key(shell: object = None) -> str:
 
 def save(report: Report, name: str) -> None:
     """Keep a report for `KEPT_SECONDS`; what cannot be written is not kept."""
+    import msgspec
+
+    from .model import to_json
+
     with contextlib.suppress(OSError, msgspec.MsgspecError, OverflowError):
         where = folder()
         forget_old(where)
@@ -59,6 +65,10 @@ def save(report: Report, name: str) -> None:
 
 def load(name: str) -> tuple[Report, float] | None:
     """The kept report of a kernel and its age in seconds, or None."""
+    import msgspec
+
+    from .model import Report, from_json
+
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         path = folder() / f"{name}.report.json"
         age = time.time() - path.stat().st_mtime
@@ -72,3 +82,16 @@ def forget_old(where: Path) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.stat().st_mtime > KEPT_SECONDS:
                 path.unlink()
+
+
+def ask_launch_blocking(name: str) -> None:
+    """Let the next kernel of this notebook run CUDA synchronously. Raises `OSError`."""
+    (folder() / f"{name}.launch-blocking").touch(mode=0o600)
+
+
+def launch_blocking_asked(name: str) -> bool:
+    """True once, in the kernel after the one that asked."""
+    with contextlib.suppress(OSError):
+        (folder() / f"{name}.launch-blocking").unlink()
+        return True
+    return False

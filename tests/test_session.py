@@ -81,3 +81,21 @@ def test_report_is_shown_again_after_the_restart(tmp_path: Path) -> None:
         again = kernel.run("%assertdoc report")
         assert again.report == first.report
         assert "From before the restart" in again.text
+
+
+def test_next_kernel_is_told_once(home: Path) -> None:
+    assert not session.launch_blocking_asked("kernel-1")
+    session.ask_launch_blocking("kernel-1")
+    assert not session.launch_blocking_asked("kernel-2")
+    assert session.launch_blocking_asked("kernel-1")
+    assert not session.launch_blocking_asked("kernel-1")
+
+
+def test_restart_with_launch_blocking_reaches_the_next_kernel() -> None:
+    with Kernel(extension=True) as kernel:
+        kernel.run("from nb_assertdoc import session")
+        kernel.run("session.ask_launch_blocking(session.key(get_ipython()))")
+        kernel.restart()
+        said = kernel.run("%load_ext nb_assertdoc")
+        assert "CUDA_LAUNCH_BLOCKING=1" in said.stdout
+        assert kernel.value("__import__('os').environ['CUDA_LAUNCH_BLOCKING']") == "1"

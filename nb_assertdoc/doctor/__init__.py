@@ -134,7 +134,7 @@ def diagnose_saved(
     sighting = detector.recognise_text("\n".join(texts))
     crash = None
     if sighting is not None:
-        crash = crash_of(sighting, this.execution_count, None, frames.Cells(sources))
+        crash = crash_of(sighting, this, None, frames.Cells(sources))
     earlier = tuple(s for s in sources if s.cell is not None and s.cell < index)
     case = Case(
         cell=this,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,13 +57,18 @@ def check_code(cell: str) -> None:
 
 def crash_of(
     sighting: Sighting,
-    execution_count: int | None,
+    cell: Source,
     tb: TracebackType | None,
     cells: frames.Cells,
 ) -> Crash:
-    """The record of what the host saw."""
+    """The record of what the host saw as `cell` ran. `tb`: None where no traceback is at hand."""
     entries = frames.user_traceback(tb, cells)
-    surface = frames.place(entries[-1], cells) if entries else Place(line=0, source="")
+    if entries:
+        surface = frames.place(entries[-1], cells)
+    elif tb is not None:
+        surface = _last_statement(cell)  # no user code on it: IPython showed the cell's value
+    else:
+        surface = Place(line=0, source="")
     return Crash(
         exception=sighting.exception,
         message=sighting.message,
@@ -69,25 +76,44 @@ def crash_of(
         messenger=sighting.messenger,
         assert_lines=sighting.assert_lines,
         surface=surface,
-        execution_count=execution_count,
+        execution_count=cell.execution_count,
         rank=sighting.rank,
     )
 
 
-def swallowed(crash: Crash, source: str, execution_count: int | None) -> Crash:
-    """A crash that no traceback showed: user code caught it. The surface is the `except` line."""
-    lines = source.splitlines()
+def _last_statement(cell: Source) -> Place:
+    with contextlib.suppress(SyntaxError, ValueError):
+        statements = ast.parse(frames.body(cell.source)).body
+        if statements:
+            line = statements[-1].lineno
+            return Place(
+                line=line,
+                source=cell.source.splitlines()[line - 1],
+                execution_count=cell.execution_count,
+                cell_id=cell.cell_id,
+            )
+    return Place(line=0, source="")
+
+
+def swallowed(crash: Crash, cell: Source) -> Crash:
+    """A crash that did not end the cell: user code caught it (the surface is then the `except`
+    line), or it ended a thread."""
+    lines = cell.source.splitlines()
     number = next((i for i, x in enumerate(lines, 1) if x.strip().startswith("except")), 0)
     where = Place(
         line=number,
         source=lines[number - 1] if number else "",
-        execution_count=execution_count,
+        execution_count=cell.execution_count,
+        cell_id=cell.cell_id,
     )
-    caught = f"`{where.source.strip()}` in line {number}" if number else "an except in called code"
+    if number:
+        by = f"`{where.source.strip()}` in line {number}"
+    else:
+        by = "a thread or an `except` in called code"
     return msgspec.structs.replace(
         crash,
         exception="",
-        message=f"The error was swallowed by {caught} of In [{execution_count}].",
+        message=f"The error was swallowed by {by} of In [{cell.execution_count}].",
         surface=where,
     )
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nb_assertdoc.model import Bound
 
-from .usage import Arguments, Rule, Usage, bounded, outside, rising, size_along
+from .usage import Arguments, Rule, Usage, bounded, filled, outside, rising, size_along
 
 
 def embedding(op: str, a: Arguments) -> Iterator[Usage]:
@@ -92,6 +92,9 @@ def scatter(op: str, a: Arguments) -> Iterator[Usage]:
 def advanced(op: str, a: Arguments) -> Iterator[Usage]:
     """`x[i, j]` and its assignment: one index tensor a dimension, a mask for as many as it has."""
     tensor = a["self"]
+    if tensor.is_nested:
+        yield from _ragged(op, a)
+        return
     found: list[tuple[int, int, Tensor]] = []  # place in the list, dimension, index
     masks: list[Tensor] = []
     dim = 0
@@ -125,6 +128,24 @@ def advanced(op: str, a: Arguments) -> Iterator[Usage]:
         )
 
 
+def _ragged(op: str, a: Arguments) -> Iterator[Usage]:
+    """Assignment to a jagged tensor: each index against the length of its row, in order."""
+    tensor, dim = a["self"], a["self"]._ragged_idx
+    if "values" not in a or len(a["indices"]) <= dim:
+        return
+
+    def beyond_its_row(index: Tensor) -> Tensor:
+        lengths = tensor.lengths()
+        lengths = tensor.offsets().diff() if lengths is None else lengths
+        return (index >= lengths).expand_as(index)
+
+    index, table = a["indices"][dim], "the lengths of the rows"
+    yield Usage(
+        *(op, "indices", index, None, "index", None, table, beyond_its_row),
+        *(filled(0), ("indices", dim), "njt_ragged_index"),
+    )
+
+
 def _unless_empty(rule: Rule, masks: Sequence[Tensor]) -> Rule:
     """A mask without a True makes the selection empty: then no index is looked at."""
 
@@ -141,6 +162,14 @@ def flat(op: str, a: Arguments) -> Iterator[Usage]:
     tensor, size = a["self"], a["self"].numel()
     bound, table = Bound(low=-size, high=size), f"{size} elements"
     yield bounded(op, "index", a["index"], bound, "take_put", table=table, size_of=tensor)
+
+
+def fractional(op: str, a: Arguments) -> Iterator[Usage]:
+    """Backward of `fractional_max_pool2d` and `3d`: positions within an input plane or volume."""
+    space = a["self"].shape[-len(a["output_size"]) :]
+    bound, table = Bound(low=0, high=math.prod(space)), "x".join(map(str, space))
+    site = f"fractional{len(space)}d_high"
+    yield bounded(op, "indices", a["indices"], bound, site, table=f"input of {table}")
 
 
 def unpool(op: str, a: Arguments) -> Iterator[Usage]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from . import positions, values
+from . import positions, sparse, values
 from .positions import Along
 from .usage import Arguments, Usage
 
@@ -58,6 +58,9 @@ _TABLE: tuple[tuple[str, Find], ...] = (
     ("index_fill index_fill_", Along("index_fill", "self", wraps=True)),
     ("take put put_", positions.flat),
     ("max_unpool2d max_unpool3d", positions.unpool),
+    ("fractional_max_pool2d_backward fractional_max_pool3d_backward", positions.fractional),
+    ("sparse_compressed_tensor", sparse.compressed),
+    ("_validate_compressed_sparse_indices", sparse.validated),
 )
 
 _PUBLIC = {
@@ -73,6 +76,9 @@ _PUBLIC = {
     "_assert_async": "_assert_async",
     "embedding_renorm": "embedding",
     "_index_put_impl": "index_put",
+    "fractional_max_pool2d_backward": "fractional_max_pool2d",
+    "fractional_max_pool3d_backward": "fractional_max_pool3d",
+    "_validate_compressed_sparse_indices": "sparse_compressed_tensor",
 }
 
 _OPERATORS = {

@@ -142,9 +142,10 @@ def assert_async(op: str, a: Arguments) -> Iterator[Usage]:
 
 def masked_scatter(op: str, a: Arguments) -> Iterator[Usage]:
     """The True elements for which `source` has no value left."""
-    room = a["source"].numel()
-    broadcast = getattr(torch, "broadcast_tensors")  # noqa: B009  (untyped in torch's stubs)
-    mask = broadcast(a["mask"], a["self"])[0]
+    room, mask = a["source"].numel(), a["mask"]
+    if mask.shape != a["self"].shape:
+        broadcast = getattr(torch, "broadcast_tensors")  # noqa: B009  (untyped in torch's stubs)
+        mask = broadcast(mask, a["self"])[0]
 
     def beyond_source(tensor: Tensor) -> Tensor:
         rank = tensor.flatten().cumsum(0).view(tensor.shape)
@@ -154,26 +155,81 @@ def masked_scatter(op: str, a: Arguments) -> Iterator[Usage]:
 
 
 def repeats(op: str, a: Arguments) -> Iterator[Usage]:
-    """`repeat_interleave`; an int is checked on the host."""
-    if isinstance(a["repeats"], Tensor):
-        yield unbounded(op, "repeats", a["repeats"], "repeat_negative", rule=negative, fill=0)
+    """`repeat_interleave`; an int is checked on the host. `output_size` must be their sum."""
+    times, size = a["repeats"], a["output_size"]
+    if not isinstance(times, Tensor):
+        return
+    yield unbounded(op, "repeats", times, "repeat_negative", rule=negative, fill=0)
+    if size is None or not times.numel():
+        return
+
+    def not_the_size(tensor: Tensor) -> Tensor:
+        """What does not fit any more; the last one, if they are too few."""
+        mask = tensor.cumsum(0) > size
+        if not bool(negative(tensor).any()) and int(tensor.sum()) < size:
+            mask[-1] = True
+        return mask
+
+    def to_the_size(tensor: Tensor, mask: Tensor) -> Tensor:
+        ends = tensor.clamp(min=0).cumsum(0).clamp(max=size)
+        ends[-1] = size
+        return ends.diff(prepend=ends.new_zeros(1)).to(tensor.dtype)
+
+    site, table = "repeat_output_size", f"output_size={size}"
+    yield Usage(
+        *(op, "repeats", times, None, "value", None, table),
+        *(not_the_size, to_the_size, ("repeats", None), site),
+    )
 
 
 def grouped_mm(op: str, a: Arguments) -> Iterator[Usage]:
-    """Ends of the groups: not decreasing, the last at most the size that is grouped."""
+    """Ends of the groups: not decreasing, the last at most the size that is grouped.
+
+    Where the groups lie along a matrix's contiguous dimension, all but the last must be multiples
+    of 16 bytes for the kernels of Hopper and later; other GPUs have another kernel.
+    """
     left, right, offs = a["self"], a["mat2"], a["offs"]
     if offs is None:
         return
-    if left.dim() == 3:
+    rows_grouped, columns_grouped = right.dim() == 3, left.dim() == 3
+    if columns_grouped:
         size, letter = right.shape[-1], "b"
     else:
-        size, letter = (left.shape[0], "a") if right.dim() == 3 else (left.shape[1], "k")
+        size, letter = (left.shape[0], "a") if rows_grouped else (left.shape[1], "k")
     bound = Bound(low=0, high=size, high_inclusive=True)
 
     def rule(tensor: Tensor) -> Tensor:
         values = widened(tensor)
-        before = torch.cat([values.new_zeros(1), values[:-1]])
-        return outside(bound)(values) | (values < before)
+        return outside(bound)(values) | (_sizes(values) < 0)
 
-    site, table = f"grouped_mm_offset_{letter}", f"size {size} to group"
-    yield bounded(op, "offs", offs, bound, site, table=table, rule=rule, mend=rising(size))
+    table, mend = f"size {size} to group", rising(size)
+    site = f"grouped_mm_offset_{letter}"
+    yield bounded(op, "offs", offs, bound, site, table=table, rule=rule, mend=mend)
+    if left.dtype != torch.bfloat16 or not _aligns():
+        return
+    kind, each = None, 16 // left.element_size()
+    if columns_grouped:
+        kind = "in" if right.stride(-1) == 1 else "out"
+    elif left.stride(-1) != 1 if rows_grouped else left.stride(-1) == 1 or right.stride(-1) != 1:
+        kind = "in"
+    if kind is None:
+        return
+
+    def unaligned(tensor: Tensor) -> Tensor:
+        mask = (_sizes(widened(tensor)) % each != 0) & ~rule(tensor)
+        mask[-1:] = False
+        return mask
+
+    site, table = f"grouped_mm_align_{kind}", f"groups of a multiple of {each}"
+    whole = lambda tensor, mask: tensor // each * each  # noqa: E731
+    yield bounded(op, "offs", offs, bound, site, table=table, rule=unaligned, mend=whole)
+
+
+def _sizes(ends: Tensor) -> Tensor:
+    """The sizes of groups with these ends."""
+    return ends.diff(prepend=ends.new_zeros(1))
+
+
+def _aligns() -> bool:
+    """Whether grouped products run on the kernel that wants alignment; True without any GPU."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (9, 0)

@@ -20,6 +20,10 @@ else:
     frames, model = Lazy("frames"), Lazy("model")
 
 KEPT_SOURCES = 5000
+_FIXED_NAMES = {  # of the code that a cell magic compiles, whatever the cell
+    "time": ("<timed exec>", "<timed eval>"),
+    "timeit": ("<magic-timeit>",),
+}
 KEPT_BINDINGS = 3  # newest executions whose bindings are kept; older ones keep their source
 
 
@@ -61,11 +65,30 @@ class Execution:
 
     def as_source(self) -> model.Source:
         """The record of it."""
+        return self._source(self.filename, self.source, 0)
+
+    @functools.cached_property
+    def bodies(self) -> tuple[model.Source, ...]:
+        """What cell magics of this cell compile: the text below them, under names of their own."""
+        found = []
+        text, above = self.source, 0
+        while True:
+            blank = len(text) - len(text.lstrip("\n"))
+            first, _, rest = text[blank:].partition("\n")
+            if not first.startswith("%%") or not rest.strip():
+                return tuple(found)
+            text, above = rest if rest.endswith("\n") else f"{rest}\n", above + blank + 1
+            names = _FIXED_NAMES.get(first[2:].partition(" ")[0])
+            for name in names or (self._naming(text, self.execution_count),):
+                found.append(self._source(name, text, above))
+
+    def _source(self, filename: str, text: str, above: int) -> model.Source:
         return model.Source(
-            filename=self.filename,
-            source=self.source,
+            filename=filename,
+            source=text,
             execution_count=self.execution_count,
             cell_id=self.cell_id,
+            above=above,
         )
 
 
@@ -130,9 +153,10 @@ class Recorder:
             execution.rng = random_states()
             execution.bindings = Bindings(self._shell.user_ns)
             execution.integers, error = self._copies.take(self._shell.user_ns)
+            if len(self.executions) >= KEPT_BINDINGS:
+                old = self.executions[-KEPT_BINDINGS]
+                old.bindings, old.integers, old.rng = None, {}, None
         self.executions.append(execution)
-        for old in list(self.executions)[-KEPT_BINDINGS - 1 : -KEPT_BINDINGS]:
-            old.bindings, old.integers, old.rng = None, {}, None
         return execution, error
 
     def filename(self, raw_cell: str, count: int | None) -> str:
@@ -149,19 +173,13 @@ class Recorder:
         return frames.Cells(self.sources())
 
     def sources(self) -> tuple[model.Source, ...]:
-        """The record of every execution so far; `%%time` compiles its body under one fixed name."""
-        found = [e.as_source() for e in self.executions]
-        current = self.current
-        if current is not None and current.source.startswith("%%time"):
-            body = current.source.partition("\n")[2]
-            found.append(
-                model.Source(
-                    filename="<timed exec>",
-                    source=body,
-                    execution_count=current.execution_count,
-                    cell_id=current.cell_id,
-                )
-            )
+        """The record of every execution so far, and of what their cell magics compile."""
+        found = []
+        for execution in self.executions:
+            found.append(execution.as_source())
+            # Of cells that share a fixed name only the one that runs is told apart.
+            running = execution is self.current
+            found += [b for b in execution.bodies if running or not b.filename.startswith("<")]
         return tuple(found)
 
     def by_count(self, count: int) -> Execution | None:

@@ -18,6 +18,7 @@ class Card:
     lines: int = 0  # lines that the driver printed
     progress: str = ""
     will_replay: bool = True
+    stops_queue: bool = True  # False: the cell itself goes on to be `ok`
 
 
 def card_lines(card: Card) -> list[str]:
@@ -48,7 +49,8 @@ def card_lines(card: Card) -> list[str]:
         return said
     progress = f": {short(card.progress)}" if card.progress else " on the CPU"
     said.append(f"Finding the line now{progress} ...")
-    said.append("Interrupt (\u25a0) stops this replay. Queued cells will not run.")
+    queue = " Queued cells will not run." if card.stops_queue else ""
+    said.append(f"Interrupt (\u25a0) stops this replay.{queue}")
     return said
 
 
