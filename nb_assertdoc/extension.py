@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -41,8 +42,11 @@ class Attached:
         self.tap = detector.StderrTap()
         self.report: Report | None = None
         self.first: Execution | None = None  # the execution that killed the context
-        self.failed: Execution | None = None  # the newest failed one
+        self.crash: Crash | None = None  # what was seen of it
+        self.found: Report | None = None  # the report about it; `report` may be about another cell
         self._depth = 0
+        self._recording = False  # the cell that runs has an execution
+        self._seen = 0  # up to where the text of fd 2 has been looked at
         self._handled: BaseException | None = None  # the error that this cell's report is about
         self._pending: list[Any] = []
         self._allocator: bool | None = None
@@ -96,7 +100,10 @@ class Attached:
         tb = getattr(sys, "last_traceback", None)
         self._adopt_history(tb)
         self.recorder.context_dead = True
-        count = self.failed.execution_count if self.failed else None
+        count = self.first.execution_count if self.first else None
+        if self.first is not None:
+            cells = self.recorder.cells()
+            self.crash = doctor.crash_of(sighting, self.first.as_source(), tb, cells)
         where = f"In [{count}]" if count else "An earlier cell"
         print(
             f"{where} died of a CUDA device-side assert: an index in the data is out of range.\n"
@@ -115,12 +122,9 @@ class Attached:
         while tb is not None:  # the last cell on the traceback is the cell that failed
             name = tb.tb_frame.f_code.co_filename
             match = [e for e in self.recorder.executions if e.filename == name]
-            if match and self.failed is None:
-                self.failed = match[-1]
+            if match and self.first is None:
+                self.first = match[-1]
             tb = tb.tb_next
-        self.late = True
-
-    late = False  # loaded after the crash
 
     # ---- hooks
 
@@ -134,17 +138,17 @@ class Attached:
             return
         try:
             self._handled, self._pending = None, []
+            self._recording = False
             self.tap.ensure()
             self.watch.install()
             if self._allocator is None:
                 self._allocator = keep_pinned_frees_harmless()
             cell_id = getattr(info, "cell_id", None)
-            execution, error = self.recorder.begin(info.raw_cell, cell_id, self.tap.mark())
+            execution, error = self.recorder.begin(info.raw_cell, cell_id, self._seen)
+            self._recording = True
             if error is not None and detector.recognise(error) is not None:
                 # The copies met an assert that an earlier cell left behind without looking.
                 self.recorder.context_dead = execution.dead_before = True
-                earlier = list(self.recorder.executions)[:-1]
-                self.first = self.first or (earlier[-1] if earlier else None)
         except Exception:
             log.exception("nb_assertdoc: could not record the cell")
 
@@ -162,14 +166,15 @@ class Attached:
         self._depth = max(0, self._depth - 1)
         current = self.recorder.current
         info = getattr(result, "info", None)
-        if self._depth or current is None or not getattr(info, "store_history", True):
+        silent = not getattr(info, "store_history", True)
+        if self._depth or current is None or silent or not self._recording:
             return
         try:
             error = result.error_before_exec or result.error_in_exec
             if self._handled is None and not switched_off():
                 if error is not None:
                     self._look(error)
-                elif not self.recorder.context_dead:
+                elif not self.recorder.context_dead and _cuda_started():
                     self._swallowed(current)
             current.ended(error is None and self._handled is None)
             for shown in self._pending:
@@ -203,7 +208,9 @@ class Attached:
 
     def _swallowed(self, current: Execution) -> None:
         """The driver printed assert lines, and no error came: user code caught it."""
+        seen = self.tap.mark()
         sighting = detector.recognise(None, self.tap.since(current.mark, 0.0))
+        self._seen = seen
         if sighting is None:
             return
         self._handled, self._was_swallowed = RuntimeError("swallowed"), True
@@ -215,14 +222,14 @@ class Attached:
         self._busy = True
         try:
             cells = self.recorder.cells()
-            crash = doctor.crash_of(sighting, current.execution_count, tb, cells)
+            crash = doctor.crash_of(sighting, current.as_source(), tb, cells)
             if tb is None:
-                crash = doctor.swallowed(crash, current.source, current.execution_count)
-            if self.recorder.context_dead:
+                crash = doctor.swallowed(crash, current.as_source())
+            if self.crash is not None:
                 self._show_stale(sighting, current, crash.surface)
                 return
             self.recorder.context_dead = True
-            self.first = self.failed = current
+            self.first, self.crash = current, crash
             how = restart.adapter(self.shell)
             card = report.Card(
                 execution_count=current.execution_count,
@@ -230,28 +237,50 @@ class Attached:
                 messenger=sighting.messenger,
                 lines=sum(line.count for line in sighting.assert_lines),
                 will_replay=settings().replay,
+                stops_queue=tb is not None,
             )
             shown = Shown(self.shell, card)
             self._pending.append(shown)
             if not settings().replay:
                 return
-            case = self.case(current, crash)
-            self.report = doctor.diagnose(case, progress=shown.progress)
-            shown.report(self.report, headless=how.headless)
+            found = self._diagnose(current, crash, shown.progress)
+            self.report = self.found = found
+            shown.report(found, headless=how.headless)
             if not how.headless:
-                shown.controls(self.report, self.actions())
+                shown.controls(found, self.actions())
         finally:
             self._busy = False
 
+    def _diagnose(
+        self, current: Execution, crash: Crash, progress: Callable[[str], None]
+    ) -> Report:
+        """Replay the cell; where it is innocent, those before it, whose work was still queued."""
+        left = settings().replay_seconds
+        recent = [e for e in reversed(self.recorder.executions) if e.bindings is not None]
+        suspects = [e for e in recent if e is current or doctor.replayable(e.source)]
+        best: Report | None = None
+        for suspect in suspects or [current]:
+            told = crash if suspect is current else doctor.of_earlier(crash, suspect)
+            found = doctor.diagnose(self.case(suspect, told), seconds=left, progress=progress)
+            if found.finding is not None:
+                self.first, self.crash = suspect, told
+                return found
+            best = best or found
+            left -= sum(replay.seconds for replay in found.replays)
+            if left < 1 or not any(r.outcome in ("clean", "other_error") for r in found.replays):
+                break
+        assert best is not None
+        return best
+
     def _show_stale(self, sighting: detector.Sighting, current: Execution, surface: Place) -> None:
         first = self.first
-        if self.report is None or first is None:
+        if self.found is None or first is None:
             print(
                 "nb_assertdoc: this kernel's GPU context was dead before this cell began; the cell "
                 "may well be fine.\nRestart the kernel. `%cpu_replay N` replays an earlier In [N]."
             )
             return
-        again = doctor.stale(self.report, sighting, current, first, surface)
+        again = doctor.stale(self.found, sighting, current, first, surface)
         shown = Shown(self.shell, None)
         self._pending.append(shown)
         shown.report(again, line_only=True)
@@ -266,6 +295,7 @@ class Attached:
         doubts: tuple[str, ...] = ()
         if execution.bindings is not None:
             namespace, gone = execution.bindings.namespace(now)
+            doubts = execution.bindings.doubts(execution.source)
         elif crash is not None:
             doubts = ("the cell's start was not recorded: variables are as they are now",)
         loop = self.watch.latest
@@ -273,7 +303,7 @@ class Attached:
         before = executions[: executions.index(execution)] if execution in executions else []
         return doctor.Case(
             cell=execution.as_source(),
-            sources=self.recorder.sources(),
+            sources=(*self.recorder.sources(), *execution.bodies),
             earlier=tuple(
                 e.as_source() for e in before if e.succeeded is not False and not _ours(e.source)
             ),
@@ -282,6 +312,7 @@ class Attached:
             gone=tuple(g for g in gone if g in execution.source),
             crash=crash,
             rng=execution.rng,
+            generators=execution.bindings.generators if execution.bindings is not None else {},
             integers=execution.integers,
             loop=loop if loop is not None and loop.execution == execution.number else None,
             cwd=_cwd(),
@@ -304,14 +335,11 @@ class Attached:
             cwd=_cwd(),
         )
 
-    def late_crash(self) -> Crash | None:
-        """The crash of an error that was raised before the extension was loaded."""
-        error = getattr(sys, "last_value", None)
-        sighting = detector.recognise(error)
-        if sighting is None or self.failed is None:
-            return None
-        tb = getattr(sys, "last_traceback", None)
-        return doctor.crash_of(sighting, self.failed.execution_count, tb, self.recorder.cells())
+    def replayed(self, execution: Execution | None, report: Report) -> None:
+        """A replay that was asked for has ended; None: of a cell's body under `%%cpu_replay`."""
+        self.report = report
+        if execution is not None and execution is self.first:
+            self.found = report
 
     def actions(self) -> dict[str, Any]:
         """The controls below a report."""
@@ -333,6 +361,13 @@ def _ours(source: str) -> bool:
         line.lstrip().startswith(("%assertdoc", "%cpu_replay", "%load_ext nb_assertdoc"))
         for line in lines
     )
+
+
+def _cuda_started() -> bool:
+    """This process has a context that could have died; no CUDA call is made."""
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    return cuda is not None and bool(cuda.is_initialized())
 
 
 def _cwd() -> str:
@@ -362,6 +397,8 @@ def load(shell: Any) -> None:
 
 def unload(shell: Any) -> None:
     """`%unload_ext nb_assertdoc`."""
+    if settings() in shell.configurables:
+        shell.configurables.remove(settings())
     mine = attached(shell)
     if mine is not None:
         mine.detach()

@@ -59,12 +59,25 @@ class Cells:
             return False
         return not filename.startswith(_LIBRARY) and os.path.isfile(filename)
 
+    def is_user_frame(self, frame: FrameType) -> bool:
+        """The same of running code: what a library generated, wherever it wrote it, is its own."""
+        filename = frame.f_code.co_filename
+        if filename in self._by_file:
+            return True
+        return self.is_user(filename) and not _of_library(str(frame.f_globals.get("__name__")))
+
     def teach_linecache(self) -> None:
         """Let `linecache`, tracebacks and `executing` see the cells under their file names."""
         for source in self:
             text = transformed(source.source)
             lines = [line + "\n" for line in text.splitlines()]
             linecache.cache[source.filename] = (len(text), None, lines, source.filename)
+
+
+def _of_library(module: str) -> bool:
+    """True for a module inside an installed package, by its name."""
+    package = sys.modules.get(module.partition(".")[0])
+    return module != "__main__" and str(getattr(package, "__file__", None)).startswith(_LIBRARY)
 
 
 def transformed(cell: str) -> str:
@@ -94,7 +107,7 @@ def stack(frame: FrameType | None) -> list[FrameType]:
 
 def user_frames(frame: FrameType | None, cells: Cells) -> list[FrameType]:
     """The user's frames, outermost first, from the cell that runs inwards."""
-    found = [f for f in stack(frame) if cells.is_user(f.f_code.co_filename)]
+    found = [f for f in stack(frame) if cells.is_user_frame(f)]
     return found[::-1]
 
 
@@ -102,7 +115,7 @@ def user_traceback(tb: TracebackType | None, cells: Cells) -> list[TracebackType
     """The user's entries of a traceback, outermost first."""
     found = []
     while tb is not None:
-        if cells.is_user(tb.tb_frame.f_code.co_filename):
+        if cells.is_user_frame(tb.tb_frame):
             found.append(tb)
         tb = tb.tb_next
     return found

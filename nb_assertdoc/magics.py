@@ -29,12 +29,13 @@ class Host(Protocol):
 
     recorder: Recorder
     report: Report | None
-    failed: Execution | None
     first: Execution | None
+    crash: Crash | None
+    found: Report | None
 
     def case(self, execution: Execution, crash: Crash | None) -> doctor.Case: ...
     def body_case(self, body: str) -> doctor.Case: ...
-    def late_crash(self) -> Crash | None: ...
+    def replayed(self, execution: Execution | None, report: Report) -> None: ...
 
 
 class _Parser(MagicArgumentParser):
@@ -173,7 +174,7 @@ class AssertdocMagics(Magics):
             if given.execution is not None:
                 raise UsageError("%%cpu_replay takes the cell below it, not a number")
             doctor.check_code(body)
-            case = self._host.body_case(body)
+            execution, case = None, self._host.body_case(body)
         else:
             execution, crash = self._chosen(given.execution)
             doctor.check_code(execution.source)
@@ -188,29 +189,21 @@ class AssertdocMagics(Magics):
             seconds=given.timeout or settings().asked_seconds,
             progress=lambda text: None,
         )
-        self._host.report = found
+        self._host.replayed(execution, found)
         shown.report(found)
         if given.report is not None:
             given.report.write_bytes(report.json_bytes(found))
 
     def _chosen(self, count: int | None) -> tuple[Execution, Crash | None]:
         host = self._host
-        if count is None:
-            if host.failed is None:
-                raise NothingToReplay(
-                    "no cell has failed with a device-side assert; name one: %cpu_replay N"
-                )
-            execution = host.failed
-        else:
-            found = host.recorder.by_count(count)
-            if found is None:
-                raise UsageError(f"there is no In [{count}] among the recorded cells")
-            execution = found
-        crash = None
-        if execution is host.failed:
-            old = host.report.crash if host.report is not None else None
-            crash = old if old is not None and not old.stale else host.late_crash()
-        return execution, crash
+        execution = host.first if count is None else host.recorder.by_count(count)
+        if execution is None and count is None:
+            raise NothingToReplay(
+                "no cell has failed with a device-side assert; name one: %cpu_replay N"
+            )
+        if execution is None:
+            raise UsageError(f"there is no In [{count}] among the recorded cells")
+        return execution, host.crash if execution is host.first else None
 
     # ---- sub-commands
 
@@ -220,10 +213,10 @@ class AssertdocMagics(Magics):
         if not host.recorder.context_dead:
             print(f"nb_assertdoc watches this kernel ({adapter.name}). No assert so far.")
             return
-        count = host.failed.execution_count if host.failed is not None else None
-        print(f"This kernel's GPU state is dead since In [{count}]. Your GPU is fine.")
-        if host.report is not None:
-            print(f"Found ({host.report.confidence}): {host.report.headline}")
+        since = f"since In [{host.first.execution_count}]" if host.first is not None else "already"
+        print(f"This kernel's GPU state is dead {since}. Your GPU is fine.")
+        if host.found is not None:
+            print(f"Found ({host.found.confidence}): {host.found.headline}")
             print("`%assertdoc report` shows it again.")
         else:
             print("`%cpu_replay` finds the line and the value.")

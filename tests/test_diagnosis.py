@@ -303,6 +303,13 @@ CASES: list[tuple[str, str, Observed]] = [
     ("multinomial_nan_inf_neg", "NaN", seen("multinomial", [0.5, "nan"], None)),
     ("multinomial_nan_inf_neg", "negative", seen("multinomial", [0.5, -0.2], None)),
     ("multinomial_invalid_distribution", "zeros", seen("multinomial", [0.0, 0.0], None)),
+    ("argument_out_of_range", "a rate", seen("poisson", [-1.0, 2.0], None, argument="input")),
+    (
+        "argument_out_of_range",
+        "bags that decrease",
+        seen("embedding_bag", [0, 9], 5, closed=True, argument="offsets"),
+    ),
+    ("nan_inf_in_data", "a rate that is NaN", seen("poisson", ["nan"], None, argument="input")),
     # ---- code
     ("negative_index", "padding in an embedding", table([-100, 4], 900, "tok")),
     ("negative_index", "beyond the wrap", seen("index", [-9, 2], 4, low=-4, index_expression="j")),

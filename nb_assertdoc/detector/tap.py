@@ -18,6 +18,8 @@ from typing import Any, TextIO
 _KEPT = 1 << 20  # characters
 _PIPE = 1 << 20  # bytes, of Linux pipes; 64 kB (430 lines) could fill up while Python is held
 _CHUNK = 1 << 16
+_READ = 0.05  # seconds that ipykernel's thread gets to read what lies in its pipe
+_YIELD = 0.0005  # seconds, for that thread to hand over what it has just read
 _QUIET = 0.02  # seconds without text after which the driver's burst is over
 _SIGN = "ssertion "  # ROCm prints "Device-side assertion"
 
@@ -89,6 +91,7 @@ class StderrTap:
             return self._after(mark)
         deadline = time.monotonic() + wait
         seen = False
+        self._let_ipykernel_read()
         while True:
             self._drain()
             with self._arrived:
@@ -120,6 +123,18 @@ class StderrTap:
                 self._kept -= len(self._chunks.popleft())
             self._last = time.monotonic()
             self._arrived.notify_all()
+
+    def _let_ipykernel_read(self) -> None:
+        """Wait until the text that was written before now has come through its pipe."""
+        pipe = getattr(self._stream, "_fid", None)
+        if not isinstance(pipe, int) or not hasattr(select, "poll"):
+            return
+        unread = select.poll()
+        unread.register(pipe, select.POLLIN)
+        end = time.monotonic() + _READ
+        time.sleep(_YIELD)
+        while unread.poll(0) and time.monotonic() < end:
+            time.sleep(_YIELD)
 
     def _drain(self) -> None:
         if self._pipe is not None and os.getpid() == self._pid:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nb_assertdoc.model import Cause, Crash, Fix, Observed
 
-from . import categories, indices, labels, masks, tables, values
+from . import arguments, categories, indices, labels, masks, tables, values
 from .driver import contradiction
 from .facts import Facts
 from .headline import headline
@@ -19,6 +19,7 @@ __all__ = ["RULES", "cause_keys", "contradiction", "diagnose", "explain_cause", 
 
 RULES: tuple[Rule, ...] = (
     *values.RULES,
+    *arguments.RULES,
     *labels.RULES,
     *masks.RULES,
     *tables.RULES,

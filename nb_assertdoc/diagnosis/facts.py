@@ -43,6 +43,13 @@ HELD_OUT = {
     "evaluate": "evaluation",
     "inference": "inference",
 }
+# What arguments without a range must be.
+NO_RANGE = {
+    "_assert_async": "true",
+    "masked_scatter": "covered by `source`",
+    "repeat_interleave": "fitting",
+    "index_put": "below the length of the row",
+}
 # Code of graph networks.
 GRAPH = r"torch_geometric|\bdgl\b|edge_index|(GCN|SAGE|GAT|GIN)Conv|torch_scatter"
 
@@ -274,7 +281,7 @@ class Facts:
         """The valid range as words: "0..4"."""
         bound = self.observed.finding.bound
         if bound is None:
-            return "finite and not negative"
+            return NO_RANGE.get(self.op, "finite and not negative")
         if bound.high_inclusive:
             return f"[{bound.low:g}, {bound.high:g}]"
         return f"{self.low}..{int(bound.high) - 1}"

@@ -27,6 +27,7 @@ NOUNS = {
     "action_index_out_of_range": "Action",
     "node_index_ge_num_nodes": "Node",
 }
+PLURALS = {"Index": "Indices", "Class": "Classes"}
 
 
 def headline(observed: Observed, cause: Cause) -> str:
@@ -55,7 +56,8 @@ def headline(observed: Observed, cause: Cause) -> str:
         rows = f"0..{(facts.high or 1) - 1}"
         return f"Position {first} does not exist: the position table has rows {rows}{need}."
     subject = (
-        f"{noun}{'s' if several else ''} {facts.found} {'do' if several else 'does'} not exist"
+        f"{PLURALS.get(noun, f'{noun}s') if several else noun} {facts.found} "
+        f"{'do' if several else 'does'} not exist"
     )
     return f"{subject}: {_range(facts, cause.key)}."
 

@@ -24,6 +24,8 @@ def is_mask(facts: Facts) -> bool:
     if facts.index_words & MASK:
         return True
     if facts.op in LOSSES:
+        if len(shape) == 3 and shape[1] == 1 and not facts.mentions(r"Conv3d|voxel|volume"):
+            return 255 in facts.bad  # cross_entropy folds (N, L) of a sequence to (N, 1, L)
         single = len(inputs) == 3 and shape == inputs[1:] and len(shape) == 2
         flat = (
             len(shape) == 1 and 255 in facts.bad and facts.mentions(r"\b\w*masks?\b|segment|u_?net")

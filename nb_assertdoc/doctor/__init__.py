@@ -17,7 +17,16 @@ from ..errors import UsageError, WorkerError
 from ..model import Evidence, Kept, Lost, Report, Source
 from ..settings import settings
 from .assembly import assemble
-from .case import Case, check_code, crash_of, environment_now, stale, swallowed
+from .case import (
+    Case,
+    check_code,
+    crash_of,
+    environment_now,
+    of_earlier,
+    replayable,
+    stale,
+    swallowed,
+)
 from .ladder import ENGINES, Progress, climb
 
 __all__ = [
@@ -29,6 +38,8 @@ __all__ = [
     "diagnose_saved",
     "environment_now",
     "last_report",
+    "of_earlier",
+    "replayable",
     "stale",
     "swallowed",
 ]
@@ -97,7 +108,7 @@ def _salvage(case: Case, folder: Path, progress: Progress) -> salvage.Salvaged:
         max_bytes=settings().salvage_bytes,
     )
     if case.rng is not None:
-        (folder / "rng.pickle").write_bytes(pickle.dumps(case.rng))
+        (folder / "rng.pickle").write_bytes(pickle.dumps((case.rng, dict(case.generators))))
     return saved
 
 

@@ -30,7 +30,8 @@ class Case:
     now: Mapping[str, Any] = field(default_factory=dict)  # the namespace as it is now
     gone: tuple[str, ...] = ()
     crash: Crash | None = None
-    rng: Any = None
+    rng: Any = None  # states of the global random generators
+    generators: Mapping[tuple[str, str | None], Any] = field(default_factory=dict)  # of variables
     integers: Mapping[int, Any] = field(default_factory=dict)
     loop: Loop | None = None
     cwd: str = ""
@@ -118,6 +119,20 @@ def swallowed(crash: Crash, cell: Source) -> Crash:
     )
 
 
+def replayable(cell: str) -> bool:
+    """The cell holds Python that a replay can run."""
+    with contextlib.suppress(NothingToReplay):
+        check_code(cell)
+        return True
+    return False
+
+
+def of_earlier(crash: Crash, first: Execution) -> Crash:
+    """The crash, where the kernel that failed had been started by an earlier cell."""
+    failed = FirstFailed(execution_count=first.execution_count, source=first.source)
+    return msgspec.structs.replace(crash, stale=True, first_failed=failed)
+
+
 def stale(
     report: Report,
     sighting: Sighting,
@@ -134,10 +149,8 @@ def stale(
         assert_lines=report.crash.assert_lines if report.crash is not None else (),
         surface=surface,
         execution_count=execution.execution_count,
-        stale=True,
-        first_failed=FirstFailed(execution_count=first.execution_count, source=first.source),
     )
-    return msgspec.structs.replace(report, crash=crash)
+    return msgspec.structs.replace(report, crash=of_earlier(crash, first))
 
 
 def environment_now() -> Environment:

@@ -7,7 +7,7 @@ an assert line. The rules are those of the CUDA kernels; where the CPU differs, 
 from __future__ import annotations
 
 from .functions import wrap_functions
-from .reading import Bad, bad, repaired, tightest
+from .reading import Bad, bad, mended, repaired, tightest
 from .table import Operator, operators, public_name, usages
 from .usage import Usage, assert_site
 
@@ -17,6 +17,7 @@ __all__ = [
     "Usage",
     "assert_site",
     "bad",
+    "mended",
     "operators",
     "public_name",
     "repaired",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nb_assertdoc.model import Bound
 
-from .usage import Arguments, Rule, Usage, bounded, filled, outside, rising, size_along
+from .usage import Arguments, Rule, Usage, bounded, outside, rising, size_along, unbounded
 
 
 def embedding(op: str, a: Arguments) -> Iterator[Usage]:
@@ -137,12 +137,18 @@ def _ragged(op: str, a: Arguments) -> Iterator[Usage]:
     def beyond_its_row(index: Tensor) -> Tensor:
         lengths = tensor.lengths()
         lengths = tensor.offsets().diff() if lengths is None else lengths
-        return (index >= lengths).expand_as(index)
+        mask: Tensor = index >= lengths
+        return mask.expand_as(index)
 
-    index, table = a["indices"][dim], "the lengths of the rows"
-    yield Usage(
-        *(op, "indices", index, None, "index", None, table, beyond_its_row),
-        *(filled(0), ("indices", dim), "njt_ragged_index"),
+    yield unbounded(
+        op,
+        "indices",
+        a["indices"][dim],
+        "njt_ragged_index",
+        rule=beyond_its_row,
+        table="the lengths of the rows",
+        place=dim,
+        kind="index",
     )
 
 

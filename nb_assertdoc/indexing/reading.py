@@ -117,6 +117,8 @@ def repaired(
         tensor = mended(usage)
         if tensor is None:
             return None
+        if tensor is usage.tensor:
+            continue  # another usage of the same argument may have mended it
         name, place = usage.slot
         if place is None:
             arguments[name] = tensor

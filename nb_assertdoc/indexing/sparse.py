@@ -53,11 +53,58 @@ def _both(
         turn = torch.arange(stored, device=tensor.device) % size
         return turn.to(tensor.dtype).expand_as(tensor)
 
+    limit = Bound(low=0, high=stored, high_inclusive=True)
     yield bounded(
-        *(op, outer, begins, Bound(low=0, high=stored, high_inclusive=True), _SITE),
-        *_named(f"{stored} stored values", slots[0], _begins(stored, size), evenly),
+        op,
+        outer,
+        begins,
+        limit,
+        _SITE,
+        table=f"{stored} stored values",
+        slot=slots[0],
+        rule=_begins(stored, size),
+        mend=evenly,
     )
+    limit = Bound(low=0, high=size)
     yield bounded(
-        *(op, inner, plain, Bound(low=0, high=size), _SITE),
-        *_named(f"{size} {'columns' if by_rows else 'rows'}", slots[1], _plain(begins, size), in_turn),
+        op,
+        inner,
+        plain,
+        limit,
+        _SITE,
+        table=f"{size} {'columns' if by_rows else 'rows'}",
+        slot=slots[1],
+        rule=_plain(limit, begins),
+        mend=in_turn,
     )
+
+
+def _begins(stored: int, size: int) -> Rule:
+    """First 0, last the number of stored values, no row longer than `size`."""
+
+    def rule(tensor: Tensor) -> Tensor:
+        values = widened(tensor)
+        rows = values.diff()
+        mask = torch.zeros_like(values, dtype=torch.bool)
+        mask[..., 1:] = (rows < 0) | (rows > size)
+        mask[..., 0] = values[..., 0] != 0
+        mask[..., -1] |= values[..., -1] != stored
+        return mask
+
+    return rule
+
+
+def _plain(limit: Bound, begins: Tensor) -> Rule:
+    """In range, and rising within each row (as far as it is known where rows begin)."""
+
+    def rule(tensor: Tensor) -> Tensor:
+        values = widened(tensor)
+        mask = outside(limit)(values)
+        if not begins.is_meta:
+            stored = values.shape[-1]
+            first = values.new_zeros((*values.shape[:-1], stored + 1), dtype=torch.bool)
+            first.scatter_(-1, begins.long().clamp(0, stored), True)
+            mask[..., 1:] |= (values.diff() <= 0) & ~first[..., 1:stored]
+        return mask
+
+    return rule

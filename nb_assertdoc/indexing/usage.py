@@ -24,7 +24,7 @@ class Usage:
     op: str  # public name; see `public_name` for those that only the Python stack can tell
     argument: str  # the public operator's own parameter name
     tensor: Tensor  # the indices or values
-    bound: Bound | None  # None: no upper end (`multinomial`: finite and >= 0)
+    bound: Bound | None  # None: none for all elements alike (`multinomial`: finite and >= 0)
     kind: Kind
     size_of: Tensor | None  # the tensor whose size gives the bound; None: a number does
     table: str | None  # "num_embeddings=512"
@@ -62,13 +62,16 @@ def unbounded(
     site: str,
     *,
     rule: Rule,
-    fill: float,
+    fill: float = 0,
+    table: str | None = None,
     slot: str | None = None,
+    place: int | None = None,
     kind: Kind = "value",
+    mend: Mend | None = None,
 ) -> Usage:
-    """A usage without an upper end; bad elements are mended by `fill`."""
-    where = (slot or argument, None)
-    return Usage(op, argument, tensor, None, kind, None, None, rule, filled(fill), where, site)
+    """A usage without one range for all elements; by default bad ones are mended by `fill`."""
+    where, mend = (slot or argument, place), mend or filled(fill)
+    return Usage(op, argument, tensor, None, kind, None, table, rule, mend, where, site)
 
 
 def widened(tensor: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ def repeats(op: str, a: Arguments) -> Iterator[Usage]:
 
     def not_the_size(tensor: Tensor) -> Tensor:
         """What does not fit any more; the last one, if they are too few."""
-        mask = tensor.cumsum(0) > size
+        mask: Tensor = tensor.cumsum(0) > size
         if not bool(negative(tensor).any()) and int(tensor.sum()) < size:
             mask[-1] = True
         return mask
@@ -173,13 +173,11 @@ def repeats(op: str, a: Arguments) -> Iterator[Usage]:
     def to_the_size(tensor: Tensor, mask: Tensor) -> Tensor:
         ends = tensor.clamp(min=0).cumsum(0).clamp(max=size)
         ends[-1] = size
-        return ends.diff(prepend=ends.new_zeros(1)).to(tensor.dtype)
+        return _sizes(ends).to(tensor.dtype)
 
     site, table = "repeat_output_size", f"output_size={size}"
-    yield Usage(
-        *(op, "repeats", times, None, "value", None, table),
-        *(not_the_size, to_the_size, ("repeats", None), site),
-    )
+    rule, mend = not_the_size, to_the_size
+    yield unbounded(op, "repeats", times, site, rule=rule, mend=mend, table=table)
 
 
 def grouped_mm(op: str, a: Arguments) -> Iterator[Usage]:
@@ -216,18 +214,21 @@ def grouped_mm(op: str, a: Arguments) -> Iterator[Usage]:
         return
 
     def unaligned(tensor: Tensor) -> Tensor:
-        mask = (_sizes(widened(tensor)) % each != 0) & ~rule(tensor)
+        mask: Tensor = (_sizes(widened(tensor)) % each != 0) & ~rule(tensor)
         mask[-1:] = False
         return mask
 
+    def whole(tensor: Tensor, mask: Tensor) -> Tensor:
+        return widened(tensor).floor_divide(each).mul(each).to(tensor.dtype)
+
     site, table = f"grouped_mm_align_{kind}", f"groups of a multiple of {each}"
-    whole = lambda tensor, mask: tensor // each * each  # noqa: E731
     yield bounded(op, "offs", offs, bound, site, table=table, rule=unaligned, mend=whole)
 
 
 def _sizes(ends: Tensor) -> Tensor:
     """The sizes of groups with these ends."""
-    return ends.diff(prepend=ends.new_zeros(1))
+    sizes: Tensor = ends.diff(prepend=ends.new_zeros(1))
+    return sizes
 
 
 def _aligns() -> bool:

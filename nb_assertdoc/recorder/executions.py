@@ -6,12 +6,12 @@ import functools
 import random
 import sys
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..lazy import Lazy
+from .bindings import Bindings
 from .integers import IntegerCopies
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Execution:
     @functools.cached_property
     def bodies(self) -> tuple[model.Source, ...]:
         """What cell magics of this cell compile: the text below them, under names of their own."""
-        found = []
+        found: list[model.Source] = []
         text, above = self.source, 0
         while True:
             blank = len(text) - len(text.lstrip("\n"))
@@ -79,8 +79,8 @@ class Execution:
                 return tuple(found)
             text, above = rest if rest.endswith("\n") else f"{rest}\n", above + blank + 1
             names = _FIXED_NAMES.get(first[2:].partition(" ")[0])
-            for name in names or (self._naming(text, self.execution_count),):
-                found.append(self._source(name, text, above))
+            names = names or (self._naming(text, self.execution_count),)
+            found += [self._source(name, text, above) for name in names]
 
     def _source(self, filename: str, text: str, above: int) -> model.Source:
         return model.Source(
@@ -90,39 +90,6 @@ class Execution:
             cell_id=self.cell_id,
             above=above,
         )
-
-
-class Bindings:
-    """A shallow copy of a namespace that keeps no tensor, module or frame alive.
-
-    A strong reference would keep `del model` from freeing GPU memory: an out-of-memory that we
-    made.
-    """
-
-    def __init__(self, namespace: Mapping[str, Any]) -> None:
-        torch = sys.modules.get("torch")
-        heavy = (torch.Tensor, torch.nn.Module) if torch is not None else ()
-        self._strong: dict[str, Any] = {}
-        self._weak: dict[str, weakref.ref[Any]] = {}
-        for name, value in list(namespace.items()):
-            if heavy and isinstance(value, heavy):
-                self._weak[name] = weakref.ref(value)
-            elif type(value).__name__ != "frame":
-                self._strong[name] = value
-
-    def namespace(self, now: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The bindings as they were, and the names whose value is gone since."""
-        found = dict(self._strong)
-        gone = []
-        for name, reference in self._weak.items():
-            value = reference()
-            if value is not None:
-                found[name] = value
-            elif name in now:
-                found[name] = now[name]
-            else:
-                gone.append(name)
-        return found, tuple(gone)
 
 
 class Recorder:

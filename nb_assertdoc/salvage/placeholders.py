@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from nb_assertdoc.errors import LostValueError
 
 _touched: dict[str, None] = {}
+_anew: dict[str, None] = {}
 
 
 def touched() -> tuple[str, ...]:
@@ -25,8 +26,15 @@ def touched() -> tuple[str, ...]:
     return tuple(_touched)
 
 
+def began_anew() -> tuple[str, ...]:
+    """The iterators that this process used from their start, not from where the host's were."""
+    return tuple(_anew)
+
+
 def forget_touched() -> None:
+    """What was touched until now does not count: loading does it too."""
     _touched.clear()
+    _anew.clear()
 
 
 class Missing:
@@ -128,6 +136,7 @@ class Again:
     def __next__(self) -> Any:
         if self._iterator is None:
             self._iterator = iter(self._loader)
+            _anew[f"an iterator over a {type(self._loader).__name__}"] = None
         return next(self._iterator)
 
     def __len__(self) -> int:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .. import devices
+from ..indexing import Bad, Usage
 from .hooks import is_ghost
 
 Path = tuple[tuple[Any, ...], int | None]  # keys from the batch to a tensor, and a column of it
@@ -54,3 +56,34 @@ def field(batch: Any, path: Path) -> Tensor:
         found = found[key]
     tensor: Tensor = found if column is None else found[:, column]
     return tensor
+
+
+def bad_rows(batch: Any, size: int, usage: Usage, bad: Bad) -> tuple[int, ...]:
+    """Rows of a batch of `size` that hold the bad values; () where the call mixed the rows.
+
+    The batch dimension comes first, or was flattened with what follows it. Where the batch holds
+    the bad values itself, it must hold them in these very rows.
+    """
+    tensor = usage.tensor
+    flattened = tensor.dim() == 1 and tensor.numel() != size
+    if not size or not tensor.dim() or tensor.shape[0] % size:
+        return ()
+    if tensor.shape[0] != size and not flattened:
+        return ()
+    with devices.raw():
+        rows = _rows(usage.rule(tensor), size)
+        wanted = torch.tensor([v for v in bad.values if isinstance(v, int)], dtype=torch.long)
+        holders = [
+            _rows(torch.isin(leaf.detach().long(), wanted), size)
+            for _, leaf in leaves(batch)
+            if not (is_ghost(leaf) or leaf.is_floating_point() or leaf.is_complex())
+            and leaf.dim()
+            and leaf.shape[0] == size
+        ]
+    confirmed = any(rows <= held for held in holders)
+    moved = any(holders) and not confirmed
+    return () if moved or (flattened and not confirmed) else tuple(sorted(rows))
+
+
+def _rows(mask: Tensor, size: int) -> set[int]:
+    return set(mask.reshape(size, -1).any(1).nonzero().flatten().tolist())

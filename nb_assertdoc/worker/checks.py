@@ -94,13 +94,14 @@ class Checker:
     def check(
         self, usages: tuple[Usage, ...], func: Any, args: Any, kwargs: Any
     ) -> tuple[Any, Any]:
-        """Check one call; returns the arguments to run it with (repaired where they were bad)."""
-        faulty = False
+        """Check one call; returns the arguments to run it with (repaired where bad or made up)."""
+        repair = False
         for usage in usages:
             if self._unknown(usage.tensor) is not None or (
                 usage.size_of is not None and self._made_up_size(usage.size_of)
             ):
                 self.ghost_operators.add(usage.op)
+                repair = True
                 continue
             self._calls += 1
             self._operators.add(usage.op)
@@ -109,9 +110,9 @@ class Checker:
                 self._note(usage)
                 self._on_pass(usage)
                 continue
-            faulty = True
+            repair = True
             self._on_fault(usage, bad, func, args, kwargs)
-        if faulty:
+        if repair and not isinstance(func, str):  # a str: a public function, seen before any operator
             repaired = indexing.repaired(func, args, kwargs, usages)
             if repaired is not None:
                 return repaired

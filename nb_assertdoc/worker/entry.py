@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,9 +131,13 @@ class Run:
         if state.is_file():
             import pickle
 
-            from .loaders import _set_rng
+            from .loaders import _set_rng, set_generator
 
-            _set_rng(pickle.loads(state.read_bytes()))
+            states, generators = pickle.loads(state.read_bytes())
+            _set_rng(states)
+            for (name, attribute), known in generators.items():
+                owner = self.namespace.get(name)
+                set_generator(owner if attribute is None else vars(owner).get(attribute), known)
 
     remade = False
 
@@ -170,8 +175,15 @@ class Run:
         """A public function that checks on the host, before any operator: see `indexing`."""
         if not self._in_cell:
             return None
-        self.checker.check((usage,), usage.op, (usage.tensor,), {})
-        return None
+        unknown = self.hooks.unknown(usage.tensor)
+        most = () if usage.bound is None else (usage.bound.high,)
+        self.checker.check((usage,), usage.op, (usage.tensor, *most), {})
+        mended = indexing.mended(usage) if not usage.tensor.is_meta else None
+        if mended is None or mended is usage.tensor:
+            return None
+        if unknown is not None:
+            mended._nb_why = unknown
+        return replace(usage, tensor=mended)  # the function itself would refuse the other
 
     def _fault(self, usage: Any, bad: Any, func: Any, args: Any, kwargs: Any) -> None:
         if not self._in_cell:
@@ -218,6 +230,7 @@ class Run:
         if self.order.history:
             found.append("earlier cells were run again to rebuild what the cell needs")
         found += [f"lost value touched: {m}" for m in salvage.touched()]
+        found += [f"{m} began anew: its place was lost" for m in salvage.began_anew()]
         return tuple(found)
 
     def _step(self, frame: Any, loop: Any, iteration: int) -> None:

@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 
 from .. import devices
 from ..frames import Cells
+from . import madeup
 from .hooks import GhostHooks, _to_meta, is_ghost, made_up
-from .madeup import Decisions, MadeUp, Numbers, marked
+from .madeup import Decisions, MadeUp, marked
 
 
 def install(hooks: GhostHooks, cells: Cells) -> Decisions:
@@ -27,7 +28,7 @@ def install(hooks: GhostHooks, cells: Cells) -> Decisions:
     _leaving(hooks, decisions)
     _recurrent()
     _steps()
-    Numbers().__enter__()  # type: ignore[no-untyped-call]
+    madeup.install()
     return decisions
 
 
@@ -130,7 +131,8 @@ def _leaving(hooks: GhostHooks, decisions: Decisions) -> None:
                 f"a Tensor with {self.numel()} elements cannot be converted to Scalar"
             )
         known = self.__dict__.get("_nb_truth")
-        return marked(made_up(self.dtype) if known is None else known)
+        value = made_up(self.dtype)
+        return marked(value) if known is None else type(value)(known)
 
     def numpy(self: Tensor, *args: Any, **kwargs: Any) -> Any:
         return _array(self)

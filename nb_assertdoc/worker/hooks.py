@@ -23,6 +23,7 @@ _is_meta: Callable[[Tensor], bool] = _getter.__get__  # the type's own: `devices
 _CPU = torch.device("cpu")
 SOLID = 4 << 20  # most elements of a float tensor that keeps its values on its way to the device
 _EMULATED = 1 << 18  # most elements of a ghost whose random initialisation is drawn all the same
+_MASKS = (torch.bool, torch.uint8)
 _RANDOM = torch.Tag.nondeterministic_seeded
 
 
@@ -161,7 +162,7 @@ class GhostHooks(ReplayHooks):
                 _mark(out, "_nb_why", why)
         else:
             out = self._run_ghost(func, args, kwargs, tensors)
-            size = size or func in _MADE_UP_SIZE or func._schema.name in _MADE_UP_NAMES
+            size = size or func._schema.name in _MADE_UP_SIZE or self._by_unknown_mask(func, args)
         if size:
             _mark(out, "_nb_size", True)
         return out
@@ -206,7 +207,7 @@ class GhostHooks(ReplayHooks):
             raise NotImplementedError(str(func))
         if func in _TAKES_MASK:
             indices = [self._mask_as_index(i) for i in args[1]]
-            if any(isinstance(i, Tensor) and i.dtype in (torch.bool, torch.uint8) for i in indices):
+            if any(isinstance(i, Tensor) and i.dtype in _MASKS for i in indices):
                 raise NotImplementedError("a mask without values")
             args = (args[0], _flat(indices), *args[2:])
         args = tuple(mapped(_to_meta, a) for a in args)
@@ -215,11 +216,17 @@ class GhostHooks(ReplayHooks):
             kwargs["device"] = torch.device("meta")
         return func(*args, **kwargs)
 
+    def _by_unknown_mask(self, func: Any, args: Any) -> bool:
+        """`x[mask]`, where how many hits the mask has was not computed."""
+        return func is aten.index.Tensor and any(
+            i is not None and i.dtype in _MASKS and self.unknown(i) is not None for i in args[1]
+        )
+
     def _mask_as_index(self, index: Any) -> Any:
         """A solid mask has a known number of hits: its positions."""
         if (
             isinstance(index, Tensor)
-            and index.dtype in (torch.bool, torch.uint8)
+            and index.dtype in _MASKS
             and self.unknown(index) is None
         ):
             return list(index.nonzero(as_tuple=True))
@@ -268,12 +275,12 @@ _TAKES_MASK = {
     aten.index_put_.default,
     aten._index_put_impl_.default,
 }
-_MADE_UP_SIZE = {aten.nonzero.default, aten.masked_select.default}
-_MADE_UP_NAMES = {
-    "aten::_unique2",
-    "aten::unique_dim",
-    "aten::unique_consecutive",
-    "aten::bincount",
+_MADE_UP_SIZE = {
+    f"aten::{n}"
+    for n in (
+        "nonzero masked_select _unique _unique2 unique_dim unique_consecutive bincount "
+        "repeat_interleave"
+    ).split()
 }
 
 
@@ -334,33 +341,38 @@ def _give_back(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
 _KEEPS_TRUTH = {
     f"aten::{n}"
     for n in (
-        "all any view expand clone mul bitwise_and logical_and _to_copy "
-        "reshape squeeze unsqueeze detach alias"
+        "all any view expand clone mul bitwise_and logical_and bitwise_or logical_or _to_copy "
+        "reshape squeeze unsqueeze detach alias sum count_nonzero max"
     ).split()
 }
 
 
 def _truth(name: str, args: Any, tensors: list[Tensor], out: Any) -> bool | None:
-    """The healthy world: nothing is NaN or infinite, `all` holds, `any` does not."""
-    if not isinstance(out, Tensor) or out.dtype != torch.bool or not is_ghost(out):
+    """The healthy world: nothing is NaN or infinite, `all` holds, `any` does not, none are counted."""
+    if not isinstance(out, Tensor) or not is_ghost(out):
         return None
-    first = tensors[0].__dict__.get("_nb_truth")
+    truths = [t.__dict__.get("_nb_truth") for t in tensors]
+    first = truths[0]
+    if out.dtype != torch.bool:  # how many are NaN
+        counted = name in _KEEPS_TRUTH and not out.is_floating_point()
+        return False if counted and first is False else None
     other = args[1] if len(args) > 1 else None
     if name in ("aten::isnan", "aten::isinf", "aten::_is_any_true"):
         return False
     if name in ("aten::isfinite", "aten::_is_all_true"):
         return True
-    if name in ("aten::eq", "aten::ne"):
-        if other is args[0]:
+    if name in ("aten::eq", "aten::ne", "aten::gt"):
+        if other is args[0] and name != "aten::gt":
             return name == "aten::eq"
         if isinstance(other, float) and math.isinf(other):
             return name == "aten::ne"
+        if first is False and type(other) is int and other == 0:
+            return name == "aten::eq"
         return None
     if name in ("aten::all", "aten::any") and first is None:
         return name == "aten::all"
     if name in ("aten::logical_not", "aten::bitwise_not"):
         return None if first is None else not first
-    if name in _KEEPS_TRUTH:
-        truths = [t.__dict__.get("_nb_truth") for t in tensors]
-        return all(truths) if all(t is not None for t in truths) else None
+    if name in _KEEPS_TRUTH and all(t is not None for t in truths):
+        return any(truths) if name.endswith("_or") else all(truths)
     return None

@@ -280,6 +280,16 @@ class _Workers:
             np.random.seed(generate(self._base_seed, worker))
 
 
+def set_generator(generator: Any, state: Any) -> None:
+    """Put a variable's random generator back to where it was as the cell began."""
+    if isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, (np.random.RandomState, torch.Generator)):
+        generator.set_state(state)
+
+
 def _get_rng() -> Any:
     return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -9,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
+from ..devices.state import thread
 from ..frames import Cells, here, stack
 
 _OURS = __name__.rpartition(".")[0]
@@ -32,7 +33,9 @@ class Decisions:
             if module.startswith((_OURS, "torch.", "nb_assertdoc.devices")) or module == "torch":
                 continue
             name = frame.f_code.co_filename
-            if self._cells.is_user(name):  # a trainer's own health checks decide nothing of ours
+            if self._cells.is_user_frame(
+                frame
+            ):  # a trainer's own health checks decide nothing of ours
                 cell = self._cells.get(name)
                 where = f"In [{cell.execution_count}]" if cell else name
                 place = f"{where}, line {frame.f_lineno}"
@@ -120,33 +123,62 @@ for _name in ("eq", "ne"):
     setattr(GhostInt, f"__{_name}__", _noted(_name))
 
 
-class Numbers(TorchFunctionMode):
-    """Marks what a made-up number makes: `torch.arange(n)`, `x[:n]`, `ids + n`.
+# torch's functions and methods that make a tensor of numbers, or whose result hangs on one. A
+# TorchFunctionMode would see all of them, and would also answer the getters that `devices` relies on.
+_FUNCTIONS = (
+    "tensor as_tensor full arange linspace zeros ones empty rand randn randint randperm eye "
+    "clamp add sub mul where full_like remainder fmod div"
+).split()
+_METHODS = (
+    "__getitem__ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __mod__ __floordiv__ "
+    "__truediv__ __pow__ __iadd__ __isub__ __imul__ add sub mul clamp clamp_ add_ sub_ mul_ fill_ "
+    "masked_fill masked_fill_ new_zeros new_ones new_full new_empty new_tensor expand repeat view "
+    "reshape narrow select split chunk roll"
+).split()
+_OF_DATA = {"tensor", "as_tensor", "new_tensor"}
+
+
+def install() -> None:
+    """Mark what a made-up number makes: `torch.arange(n)`, `x[:n]`, `ids + n`.
 
     A made-up size that is read (`mask.nonzero().size(0)`) gives such numbers.
     """
+    for owner, names in ((torch, _FUNCTIONS), (Tensor, _METHODS)):
+        for name in names:
+            setattr(owner, name, _marking(getattr(owner, name)))
+    for name in ("size", "numel", "nelement"):
+        setattr(Tensor, name, _sized(getattr(Tensor, name)))
+    shape = torch._C.TensorBase.shape.__get__
+    Tensor.shape = property(_sized(shape))  # type: ignore[assignment,misc]
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        result = func(*args, **kwargs)
-        if func in _SIZES:
-            return _size(result) if "_nb_size" in args[0].__dict__ else result
+
+def _marking(make: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(make)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = make(*args, **kwargs)
         if any(isinstance(n, MadeUp) for n in _numbers((*args, *kwargs.values()))):
             for made in result if _many(result) else (result,):
                 if isinstance(made, Tensor):
-                    _mark(made, func, args)
+                    _mark(made, make.__name__, args)
         return result
 
-
-_SIZES = {Tensor.size, Tensor.numel, Tensor.nelement, torch._C.TensorBase.shape.__get__}
-_OF_DATA = {torch.tensor, torch.as_tensor, torch.asarray}
+    return call
 
 
-def _mark(made: Tensor, func: Any, args: Any) -> None:
+def _sized(read: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(read)
+    def call(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = read(self, *args, **kwargs)
+        return _size(found) if "_nb_size" in self.__dict__ and not thread.raw else found
+
+    return call
+
+
+def _mark(made: Tensor, name: str, args: Any) -> None:
     """Its values are made up; so is its size, unless an argument or a list has the same."""
     made._nb_why = WHY  # type: ignore[attr-defined]
     same = args and isinstance(args[0], Tensor) and args[0].shape == made.shape
-    if func not in _OF_DATA and not same:
+    if name not in _OF_DATA and not same:
         made._nb_size = True  # type: ignore[attr-defined]
 
 

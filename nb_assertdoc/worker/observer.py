@@ -26,7 +26,7 @@ from ..model import (
     Variable,
 )
 from . import names
-from .batches import Path, field, path_to
+from .batches import Path, bad_rows, field, path_to
 from .checks import Checker, Seen, seen_key
 from .hooks import is_ghost, mapped
 from .loaders import Given, Loaders
@@ -65,7 +65,7 @@ class Observer:
     ) -> Observed | None:
         """The fault with all facts but the scan of the data; None outside user code."""
         stack = frames.stack(frames.here())
-        users = [f for f in reversed(stack) if self._cells.is_user(f.f_code.co_filename)]
+        users = [f for f in reversed(stack) if self._cells.is_user_frame(f)]
         if not users:
             return None
         location = users[-1]
@@ -91,7 +91,7 @@ class Observer:
             module=module,
             module_type=module_type,
             table=usage.table,
-            step=self._step(users, usage.tensor, bad),
+            step=self._step(users, usage, bad),
         )
         whole = Seen()
         whole.add(usage.tensor)
@@ -134,7 +134,7 @@ class Observer:
     def module(self) -> str | None:
         """The qualified name of the module that runs."""
         stack = frames.stack(frames.here())
-        users = [f for f in reversed(stack) if self._cells.is_user(f.f_code.co_filename)]
+        users = [f for f in reversed(stack) if self._cells.is_user_frame(f)]
         return names.module_path(stack, users)[0]
 
     # ---- the parts
@@ -154,7 +154,7 @@ class Observer:
         function = f"{place.function} with {shown}" if place.function else f"loop with {shown}"
         return msgspec.structs.replace(place, function=function)
 
-    def _step(self, users: list[FrameType], tensor: Tensor, bad: Bad) -> Step | None:
+    def _step(self, users: list[FrameType], usage: Usage, bad: Bad) -> Step | None:
         window = self._loaders.window
         found = None
         for frame in reversed(users):
@@ -166,7 +166,7 @@ class Observer:
         )
         if found is None and not window.active:
             return None
-        given = self._given(tensor)
+        given = self._given(usage.tensor)
         if found is not None:
             loop, iteration = found[0].source, found[1]
         else:
@@ -178,9 +178,10 @@ class Observer:
         split = None
         if window.active and window.loader is not None:
             chosen = given.indices if given is not None else None
-            rows = _rows(tensor, bad, chosen)
-            if isinstance(chosen, list | tuple) and all(type(i) is int for i in chosen) and rows:
-                indices = tuple(chosen[r] for r in rows)
+            if given is not None and isinstance(chosen, list | tuple):
+                rows = bad_rows(given.batch, len(chosen), usage, bad)
+                if rows and all(type(i) is int for i in chosen):
+                    indices = tuple(chosen[r] for r in rows)
             split = names.split_of(
                 names.name_of(window.loader, users),
                 names.name_of(getattr(window.loader, "dataset", None), users),
@@ -276,20 +277,6 @@ def _least(a: float | None, b: float | None, pick: Any) -> float | None:
     return b if a is None else a if b is None else pick(a, b)
 
 
-def _rows(tensor: Tensor, bad: Bad, indices: Any) -> tuple[int, ...]:
-    """Rows of the batch that hold bad values: the batch dimension comes first, flattened or not."""
-    if not isinstance(indices, list | tuple) or not tensor.dim() or not indices:
-        return ()
-    size = len(indices)
-    firsts = sorted({p[0] for p in bad.positions})
-    if tensor.shape[0] == size:
-        return tuple(firsts)
-    if tensor.dim() == 1 and tensor.shape[0] % size == 0:
-        each = tensor.shape[0] // size
-        return tuple(sorted({f // each for f in firsts}))
-    return ()
-
-
 def real_error(func: Any, args: Any, kwargs: Any) -> RealError | None:
     """What the CPU says to the very call, with tables of zeros for what has no values."""
 
@@ -300,6 +287,10 @@ def real_error(func: Any, args: Any, kwargs: Any) -> RealError | None:
             raise MemoryError
         return torch.zeros(t.shape, dtype=t.dtype)
 
+    if isinstance(func, str):  # a public function, seen before any operator
+        func = getattr(torch._C._nn, func, None)
+        if func is None:
+            return None
     try:
         with devices.raw():
             args = tuple(mapped(solid, a) for a in args)

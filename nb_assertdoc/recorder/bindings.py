@@ -1,0 +1,159 @@
+"""What a notebook's names were bound to before a cell, and what the cell has changed since."""
+
+from __future__ import annotations
+
+import ast
+import random
+import sys
+import weakref
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..lazy import Lazy
+
+if TYPE_CHECKING:
+    from .. import frames
+else:
+    frames = Lazy("frames")
+
+_GENERATORS = {"Generator", "RandomState", "Random"}  # of numpy, torch and Python
+_SIZED = (list, dict, set, deque)
+_ATTRIBUTES = 32  # of one object that are looked at
+_DRAWS = {"sample", "choice", "choices", "shuffle", "pop", "popleft", "popitem", "next", "iter"}
+_ARRAYS = {"numpy", "pandas", "torch", "polars"}
+
+
+class Bindings:
+    """A shallow copy of a namespace that keeps no tensor, module or frame alive.
+
+    A strong reference would keep `del model` from freeing GPU memory: an out-of-memory that we
+    made. Of the objects themselves, only the states of random generators, the versions of CPU
+    tensors and the sizes of containers are noted.
+    """
+
+    def __init__(self, namespace: Mapping[str, Any]) -> None:
+        torch = sys.modules.get("torch")
+        tensor = getattr(torch, "Tensor", ())
+        heavy = (tensor, torch.nn.Module) if torch is not None and tensor else ()
+        self._strong: dict[str, Any] = {}
+        self._weak: dict[str, weakref.ref[Any]] = {}
+        self._versions: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self.generators: dict[tuple[str, str | None], Any] = {}
+        for name, value in list(namespace.items()):
+            if heavy and isinstance(value, heavy):
+                self._weak[name] = weakref.ref(value)
+                if isinstance(value, tensor) and not value.is_cuda:
+                    self._versions[name] = value._version
+            elif type(value).__name__ != "frame":
+                self._strong[name] = value
+                if isinstance(value, _SIZED):
+                    self._sizes[name] = len(value)
+                if not name.startswith("_"):
+                    self.generators.update(_generators(name, value))
+
+    def namespace(self, now: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The bindings as they were, and the names whose value is gone since."""
+        found = dict(self._strong)
+        gone = []
+        for name, reference in self._weak.items():
+            value = reference()
+            if value is not None:
+                found[name] = value
+            elif name in now:
+                found[name] = now[name]
+            else:
+                gone.append(name)
+        return found, tuple(gone)
+
+    def doubts(self, cell: str) -> tuple[str, ...]:
+        """What the cell changed in place before it died: a replay starts from the changed form."""
+        found = []
+        for name, version in self._versions.items():
+            reference = self._weak[name]()
+            if reference is not None and reference._version != version:
+                found.append(name)
+        tree = _parsed(cell)
+        if tree is not None:
+            found += [
+                n
+                for n in _changed_arrays(tree)
+                if type(self._strong.get(n)).__module__.split(".")[0] in _ARRAYS
+            ]
+            drawn = _drawn_from(tree)
+            for name, size in self._sizes.items():
+                if name in drawn and len(self._strong[name]) != size:
+                    found.append(name)
+        return tuple(
+            f"`{n}` was changed by the cell before it died; the replay began with the changed form"
+            for n in dict.fromkeys(found)
+        )
+
+
+def _generators(name: str, value: Any) -> Iterator[tuple[tuple[str, str | None], Any]]:
+    """States of the random generators that a variable is or holds."""
+    state = _state(value)
+    if state is not None:
+        yield (name, None), state
+        return
+    held = getattr(value, "__dict__", None)
+    if type(held) is dict and not isinstance(value, type):
+        for attribute, part in list(held.items())[:_ATTRIBUTES]:
+            state = _state(part)
+            if state is not None:
+                yield (name, attribute), state
+
+
+def _state(value: Any) -> Any:
+    if type(value).__name__ not in _GENERATORS:
+        return None
+    try:
+        if isinstance(value, random.Random):
+            return value.getstate()
+        if hasattr(value, "bit_generator"):  # numpy.random.Generator
+            return value.bit_generator.state
+        return value.get_state() if _on_cpu(value) else None
+    except Exception:
+        return None  # a generator of the user's own by the same name
+
+
+def _on_cpu(generator: Any) -> bool:
+    return str(getattr(generator, "device", "cpu")) == "cpu"  # a CUDA generator's state: CUDA calls
+
+
+def _parsed(cell: str) -> ast.AST | None:
+    try:
+        return ast.parse(frames.body(cell))
+    except (SyntaxError, ValueError):
+        return None
+
+
+def _changed_arrays(tree: ast.AST) -> Iterator[str]:
+    """Names in `x -= 1`, `x[...] = y`, `x.column = y`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.AugAssign):
+            target: ast.expr = node.target
+        elif isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            target = node
+        else:
+            continue
+        while isinstance(target, ast.Subscript | ast.Attribute):
+            target = target.value
+        if isinstance(target, ast.Name):
+            yield target.id
+
+
+def _drawn_from(tree: ast.AST) -> set[str]:
+    """Names that a call such as `random.sample(x, 3)`, `x.pop()` or `next(x)` draws from."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        func = node.func
+        called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+        if called in _DRAWS:
+            found |= {a.id for a in node.args if isinstance(a, ast.Name)}
+            if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
+                found.add(func.value.id)
+    return found
