@@ -32,7 +32,7 @@ def last_report() -> Any:
 
 
 def explain(text: str) -> str:
-    """Plain words for an error text, an assert line, a catalogue key or a topic."""
-    from .catalogue import explain as _explain
+    """Plain words for an error text, an assert line, a catalogue id, a cause's key or a topic."""
+    from .diagnosis import explain as _explain
 
     return _explain(text)

@@ -296,7 +296,7 @@ class Attached:
         if execution.bindings is not None:
             namespace, gone = execution.bindings.namespace(now)
             doubts = execution.bindings.doubts(execution.source)
-        elif crash is not None:
+        else:
             doubts = ("the cell's start was not recorded: variables are as they are now",)
         loop = self.watch.latest
         executions = list(self.recorder.executions)
@@ -322,10 +322,11 @@ class Attached:
     def body_case(self, body: str) -> doctor.Case:
         """A cell's body under `%%cpu_replay`, with the notebook's state as it is now."""
         current = self.recorder.current
-        count = current.execution_count if current is not None else None
-        source = model.Source(
-            filename=self.recorder.filename(body, count), source=body, execution_count=count
-        )
+        source = next((b for b in current.bodies if b.source == body), None) if current else None
+        if source is None:  # `run_cell_magic` called by the user's own code
+            count = current.execution_count if current else None
+            name = self.recorder.filename(body, count)
+            source = model.Source(filename=name, source=body, execution_count=count)
         executions = list(self.recorder.executions)
         return doctor.Case(
             cell=source,
@@ -356,6 +357,9 @@ class Attached:
 
 
 def _ours(source: str) -> bool:
+    """The cell did nothing for the notebook: it only asked us."""
+    if source.lstrip().startswith("%%cpu_replay"):
+        return True
     lines = [line for line in source.splitlines() if line.strip()]
     return bool(lines) and all(
         line.lstrip().startswith(("%assertdoc", "%cpu_replay", "%load_ext nb_assertdoc"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -16,11 +18,11 @@ from .lazy import Lazy
 from .settings import AssertDoc, settings
 
 if TYPE_CHECKING:
-    from . import catalogue, diagnosis, doctor, report, restart, session
+    from . import diagnosis, doctor, report, restart, session
     from .model import Crash, Report
     from .recorder import Execution, Recorder
 else:
-    catalogue, diagnosis, doctor = Lazy("catalogue"), Lazy("diagnosis"), Lazy("doctor")
+    diagnosis, doctor = Lazy("diagnosis"), Lazy("doctor")
     report, restart, session = Lazy("report"), Lazy("restart"), Lazy("session")
 
 
@@ -41,6 +43,10 @@ class Host(Protocol):
 class _Parser(MagicArgumentParser):
     """Answers on the screen: a typo lists the choices, `--help` does not raise."""
 
+    def __init__(self, **options: Any) -> None:
+        plain: Any = super().__init__  # IPython's is not typed
+        plain(**{"formatter_class": _layout, "add_help": True, **options})
+
     def error(self, message: str) -> Any:
         raise UsageError(f"{message}\n{self.format_usage().strip()}")
 
@@ -49,6 +55,11 @@ class _Parser(MagicArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         print(self.format_help())
+
+
+def _layout(prog: str) -> argparse.HelpFormatter:
+    """Plain text; IPython's own makes reStructuredText, for docstrings."""
+    return argparse.HelpFormatter(prog, max_help_position=30, width=100)
 
 
 def _parser(name: str, description: str) -> _Parser:
@@ -64,7 +75,7 @@ class _Answered(Exception):
 def _replay_parser() -> _Parser:
     parser = _parser("%cpu_replay", REPLAY_HELP)
     parser.add_argument(
-        "execution", nargs="?", type=int, metavar="N", help="In [N]; default: the last failed cell"
+        "execution", nargs="?", type=int, metavar="N", help="In [N]; default: the cell that failed"
     )
     parser.add_argument("--engine", choices=doctor.ENGINES, help="the one way to replay")
     parser.add_argument(
@@ -84,17 +95,17 @@ REPLAY_HELP = (
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return value
+    with contextlib.suppress(ValueError):
+        if int(text) >= 1:
+            return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is not more than 0 seconds")
-    return value
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < math.inf:
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
 
 
 def _assertdoc_parser() -> _Parser:
@@ -136,10 +147,10 @@ class AssertdocMagics(Magics):
                 self._answer(lambda: self._explain(rest))
                 return
         try:
-            given = parser.parse_args(shlex.split(line))
+            given = parser.parse_args(_words(line))
         except _Answered:
             return
-        except (UsageError, ValueError) as error:
+        except UsageError as error:
             print(f"%assertdoc: {error}")
             return
         command = given.command or "status"
@@ -169,7 +180,8 @@ class AssertdocMagics(Magics):
     # ---- replay
 
     def _replay(self, line: str, body: str | None) -> None:
-        given = _replay_parser().parse_args(shlex.split(line))
+        given = _replay_parser().parse_args(_words(line))
+        doctor.check_torch()
         if body is not None:
             if given.execution is not None:
                 raise UsageError("%%cpu_replay takes the cell below it, not a number")
@@ -196,11 +208,12 @@ class AssertdocMagics(Magics):
 
     def _chosen(self, count: int | None) -> tuple[Execution, Crash | None]:
         host = self._host
-        execution = host.first if count is None else host.recorder.by_count(count)
+        if count is not None:
+            execution = host.recorder.by_count(count)
+        else:
+            execution = host.first or host.recorder.last_failed
         if execution is None and count is None:
-            raise NothingToReplay(
-                "no cell has failed with a device-side assert; name one: %cpu_replay N"
-            )
+            raise NothingToReplay("no cell has failed so far; name one: %cpu_replay N")
         if execution is None:
             raise UsageError(f"there is no In [{count}] among the recorded cells")
         return execution, host.crash if execution is host.first else None
@@ -238,7 +251,7 @@ class AssertdocMagics(Magics):
         last = self._host.report
         if not text and last is not None and last.cause is not None:
             text = last.cause.key
-        print(diagnosis.explain_cause(text) or catalogue.explain(text))
+        print(diagnosis.explain(text))
 
     def _restart(self, launch_blocking: bool = False) -> None:
         adapter = restart.adapter(self.shell)
@@ -275,6 +288,13 @@ def _ago(seconds: float) -> str:
             count = int(seconds // length)
             return f"{count} {name}{'s' if count > 1 else ''} ago"
     return "a moment ago"
+
+
+def _words(line: str) -> list[str]:
+    try:
+        return shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{line}: {str(error).lower()}") from error
 
 
 def _writable(path: Path) -> None:

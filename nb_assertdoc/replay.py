@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from queue import Empty
 from typing import Any
+
+import msgspec
 
 from .errors import WorkerError
 from .model import Evidence, Order, from_json, to_json
 
 START_SECONDS = 60.0  # for the kernel itself: a cold disk is slow, a broken one never answers
 _GRACE = 2.0  # between an interrupt and the kill
+_FINISH = 10.0  # for writing the evidence on a busy machine
 _POLL = 0.1
 
 Progress = Callable[[str], None]
@@ -60,8 +66,16 @@ def run(
         kernel.wait(deadline, limit, stop_on_error=False)
         if kernel.alive():
             kernel.request("_w.finish()")
-            kernel.wait(time.monotonic() + _GRACE, limit)
+            kernel.wait(time.monotonic() + _FINISH, limit)
         return _evidence(folder, order, limit, started, kernel)
+
+
+def interrupted(folder: Path, engine: str) -> Evidence:
+    """What a replay in `folder` that ended with a KeyboardInterrupt had found by then."""
+    path = folder / "evidence.json"
+    if path.is_file():  # a fault is written down as it is found
+        return from_json(path.read_bytes(), Evidence)
+    return Evidence(engine=engine, outcome="stopped", seconds=0.0, differences=("interrupted",))
 
 
 def _evidence(
@@ -69,7 +83,12 @@ def _evidence(
 ) -> Evidence:
     path = folder / "evidence.json"
     if path.is_file():
-        return from_json(path.read_bytes(), Evidence)
+        found = from_json(path.read_bytes(), Evidence)
+        if not limit.reason or found.outcome == "fault":
+            return found
+        differences = (limit.reason, *found.differences)  # the KeyboardInterrupt in it was ours
+        replace = msgspec.structs.replace
+        return replace(found, outcome="stopped", error=None, differences=differences)
     if limit.reason:
         return Evidence(
             engine=order.engine,
@@ -79,7 +98,7 @@ def _evidence(
             differences=(limit.reason,),
             peak_rss_bytes=limit.peak or None,
         )
-    raise WorkerError(f"the replay's kernel died: {kernel.last_words() or 'it said nothing'}")
+    raise WorkerError(kernel.how_it_ended())
 
 
 class _Limit:
@@ -114,6 +133,7 @@ class _Kernel:
         self._folder = folder
         self._sockets = ""
         self._log: Any = None
+        self._manager: Any = None
 
     def __enter__(self) -> _Kernel:
         from jupyter_client.kernelspec import KernelSpec
@@ -140,9 +160,10 @@ class _Kernel:
         )
         self._log = open(self._folder / "kernel.log", "wb")
         try:
-            self._manager.start_kernel(
-                env=_environment(), cwd=str(self._folder), stdout=self._log, stderr=self._log
-            )
+            with _no_interrupt():
+                self._manager.start_kernel(
+                    env=_environment(), cwd=str(self._folder), stdout=self._log, stderr=self._log
+                )
             self._client = self._manager.blocking_client()
             self._client.start_channels()
             self._client.wait_for_ready(timeout=START_SECONDS)
@@ -156,15 +177,15 @@ class _Kernel:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        client = getattr(self, "_client", None)
-        if client is not None:
-            client.stop_channels()
-        if self._manager.has_kernel:
-            self._manager.shutdown_kernel(now=True)
-        self._manager.cleanup_resources()
-        if self._log is not None:
+        with _no_interrupt():
+            client = getattr(self, "_client", None)
+            if client is not None:
+                client.stop_channels()
+            if self._manager.has_kernel:
+                self._manager.shutdown_kernel(now=True)
+            self._manager.cleanup_resources()
             self._log.close()
-        shutil.rmtree(self._sockets, ignore_errors=True)
+            shutil.rmtree(self._sockets, ignore_errors=True)
 
     @property
     def pid(self) -> int:
@@ -221,6 +242,22 @@ class _Kernel:
 
     _words = ""
 
+    def how_it_ended(self) -> str:
+        """Why there is no evidence, in words."""
+        words = self.last_words()
+        if self.alive():
+            return f"the replay could not be prepared: {words or 'it gave no reason'}"
+        process = getattr(self._manager.provisioner, "process", None)
+        code = process.poll() if process is not None else None
+        how = "died"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                how += " (as the system does when memory runs out)"
+        elif code is not None:
+            how = f"ended by itself with exit code {code}"
+        return f"the replay's process {how}" + (f": {words}" if words else "")
+
     def last_words(self) -> str:
         """The end of what the kernel wrote before it died."""
         try:
@@ -228,6 +265,22 @@ class _Kernel:
         except OSError:
             log = ""
         return (self._words or log).strip()
+
+
+@contextlib.contextmanager
+def _no_interrupt() -> Iterator[None]:
+    """Hold a KeyboardInterrupt back: half a start, or half an end, would leave a kernel behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before if before is not None else signal.SIG_DFL)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _environment() -> dict[str, str]:

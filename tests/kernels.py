@@ -141,7 +141,7 @@ class Kernel:
         self.manager = _Manager(
             transport="ipc",
             ip=str(self.folder / "k"),
-            connection_file=str(self.folder / "kernel.json"),
+            connection_file=str(self.folder / f"{self.folder.name}.json"),  # the kernel's id
         )
         self.manager.python = python
         self.client: Any = None

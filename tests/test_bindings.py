@@ -56,7 +56,8 @@ import numpy as np, random, torch
 class Env:
     def __init__(self):
         self.rng = np.random.default_rng(5)
-env, rng, py, gen = Env(), np.random.default_rng(6), random.Random(7), torch.Generator().manual_seed(8)
+env, rng, py = Env(), np.random.default_rng(6), random.Random(7)
+gen = torch.Generator().manual_seed(8)
 """
 DRAWS = """
 seen = [int(env.rng.integers(100)), int(rng.integers(100)), py.randrange(100),

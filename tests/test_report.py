@@ -161,7 +161,7 @@ NEXT    1 %assertdoc verify    the fixed cell on the same batch, on the CPU
         2 %assertdoc scan      other texts that are too long
         3 %assertdoc restart   restart this kernel
         A restart loses `model` (weights).
-        After it %assertdoc restore gives back texts, tok.
+        Still good, save what you need before it: texts, tok.
 TRUST   Bad values read in the failing call; nothing it depends on was made up. Driver agrees:
         Indexing.cu `srcIndex < srcSelectDimSize`, 128 lines. The CPU's own error: IndexError: index
         out of range in self.     JSON: %assertdoc save r.json"""

@@ -139,11 +139,10 @@ def _diagnose(options: argparse.Namespace) -> int:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    from nb_assertdoc.catalogue import explain
-    from nb_assertdoc.diagnosis import explain_cause
+    from nb_assertdoc.diagnosis import explain
 
     text = sys.stdin.read() if options.text == ["-"] else " ".join(options.text)
-    print(explain_cause(text.strip()) or explain(text))
+    print(explain(text))
     return OK
 
 

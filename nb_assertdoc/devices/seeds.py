@@ -11,15 +11,19 @@ import torch
 from nb_assertdoc.devices.state import CPU, Device, index_of, patch, pretend, state
 
 _generators: list[torch.Generator] = []
+_unused: set[int] = set()  # devices that have drawn nothing since their seed
 _Generator = torch.Generator
 
 
 @contextlib.contextmanager
 def of(device: torch.device) -> Iterator[None]:
     """Operators inside draw from the device's state, and leave the CPU's as it was."""
-    own, default = _generators[device.index or 0], torch.default_generator
+    index = device.index or 0
+    own, default = _generators[index], torch.default_generator
     before = default.get_state()
-    default.set_state(own.get_state())
+    if not (state.devices.random_from_cpu and index in _unused):
+        default.set_state(own.get_state())
+    _unused.discard(index)
     try:
         yield
     finally:
@@ -63,6 +67,7 @@ class Generator(_Generator, metaclass=_AnyGenerator):
 def install() -> None:
     """Replace `torch.Generator` and the random functions of `torch.cuda`."""
     _generators.extend(_Generator() for _ in range(state.devices.count))
+    _unused.update(range(state.devices.count))
     torch.Generator = Generator  # type: ignore[misc]
     torch.cuda.default_generators = tuple(_generators)  # type: ignore[assignment]
 
@@ -85,12 +90,14 @@ def install() -> None:
         if _started():
             state.hooks.api("manual_seed")
         _generators[index_of(None)].manual_seed(int(seed))
+        _unused.add(index_of(None))
 
     def manual_seed_all(seed: int) -> None:
         if _started():
             state.hooks.api("manual_seed_all")
-        for own in _generators:
+        for index, own in enumerate(_generators):
             own.manual_seed(int(seed))
+            _unused.add(index)
 
     def seed() -> None:
         if _started():

@@ -27,12 +27,18 @@ _unwrapped = torch._C._functorch.get_unwrapped
 
 @dataclass(frozen=True)
 class Devices:
-    """The GPUs that a process pretends to have; `total_memory` in bytes."""
+    """The GPUs that a process pretends to have; `total_memory` in bytes.
+
+    `random_from_cpu`: after a seed, a device's random numbers go on from where the CPU's are as the
+    first one is drawn. They are then those of the same code run on the CPU, as long as the CPU
+    itself draws none in between.
+    """
 
     count: int = 1
     name: str = "NVIDIA GPU"
     capability: tuple[int, int] = (8, 0)
     total_memory: int = 16 << 30
+    random_from_cpu: bool = False
 
 
 class Hooks:

@@ -6,6 +6,10 @@ among equals. Nothing here imports torch or fails on missing facts.
 
 from __future__ import annotations
 
+import re
+import textwrap
+
+from nb_assertdoc import catalogue
 from nb_assertdoc.model import Cause, Crash, Fix, Observed
 
 from . import arguments, categories, indices, labels, masks, tables, values
@@ -15,7 +19,15 @@ from .headline import headline
 from .rule import Match, Rule
 from .texts import TEXTS
 
-__all__ = ["RULES", "cause_keys", "contradiction", "diagnose", "explain_cause", "headline"]
+__all__ = [
+    "RULES",
+    "cause_keys",
+    "contradiction",
+    "diagnose",
+    "explain",
+    "explain_cause",
+    "headline",
+]
 
 RULES: tuple[Rule, ...] = (
     *values.RULES,
@@ -57,9 +69,15 @@ def cause_keys() -> tuple[str, ...]:
 
 
 def explain_cause(key: str) -> str | None:
-    """Plain words for a cause key; None for an unknown one."""
+    """Plain words for a cause key, in lines of at most 100 columns; None for an unknown one."""
     known = {rule.key: (rule.title, rule.about) for rule in RULES} | TEXTS
+    key = re.sub(r"[\s-]+", "_", key.strip().lower())
     if key not in known:
         return None
     title, text = known[key]
-    return f"{title}\n\n{text}"
+    return f"{title}\n\n{textwrap.fill(text, 100, break_on_hyphens=False)}"
+
+
+def explain(text: str) -> str:
+    """Plain words for a cause key, or for anything that `catalogue.explain` knows."""
+    return explain_cause(text) or catalogue.explain(text)

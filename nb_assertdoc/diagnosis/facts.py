@@ -298,6 +298,8 @@ class Facts:
         whose = "so far" if self.seen is observed.data else "of the call"
         whose = f"of {observed.data_name}" if observed.data_name and whose == "so far" else whose
         outside = f"not {self.valid}" if finding.bound is None else f"outside {self.valid}"
+        if finding.bound is not None and finding.margin is None and not self.strange:
+            outside = "against the operator's rule"  # in range, but decreasing for example
         sentences = [
             f"{finding.bad_count:,} of {finding.total:,} values in the call {outside}: {self.found}"
         ]

@@ -43,6 +43,8 @@ def headline(observed: Observed, cause: Cause) -> str:
         )
     if finding.op == "multinomial":
         return "Sampling got probabilities that cannot be drawn from."
+    if cause.key == "argument_out_of_range":
+        return f"{cause.title}: `{finding.argument}` of {finding.op} holds {facts.found}."
     if finding.bound is None or finding.bound.high_inclusive:
         wanted = "finite and not negative" if finding.bound is None else f"in {facts.valid}"
         many = f"{finding.bad_count:,} of {finding.total:,} values"

@@ -24,13 +24,15 @@ def is_mask(facts: Facts) -> bool:
     if facts.index_words & MASK:
         return True
     if facts.op in LOSSES:
-        if len(shape) == 3 and shape[1] == 1 and not facts.mentions(r"Conv3d|voxel|volume"):
-            return 255 in facts.bad  # cross_entropy folds (N, L) of a sequence to (N, 1, L)
+        # cross_entropy folds the (N, L) of a sequence to (N, 1, L), and a volume too
+        folded = len(shape) == 3 and shape[1] == 1 and not facts.mentions(r"Conv3d|voxel|volume")
         single = len(inputs) == 3 and shape == inputs[1:] and len(shape) == 2
         flat = (
-            len(shape) == 1 and 255 in facts.bad and facts.mentions(r"\b\w*masks?\b|segment|u_?net")
+            (len(shape) == 1 or folded)
+            and 255 in facts.bad
+            and facts.mentions(r"\b\w*masks?\b|segment|u_?net")
         )
-        return len(shape) >= 3 or single or flat
+        return (len(shape) >= 3 and not folded) or single or flat
     return is_label(facts) and len(shape) >= 3
 
 

@@ -99,19 +99,24 @@ def token_type(facts: Facts) -> Match | None:
 
 
 def position(facts: Facts) -> Match | None:
-    if not is_table(facts) or not facts.too_large or facts.high is None:
+    if not facts.too_large or facts.high is None:
+        return None
+    arange = facts.arange_like
+    lengths = ("max_position_embeddings", "n_positions", "max_target_positions")
+    of_config = facts.high in {facts.observed.config.get(name) for name in lengths}
+    of_positions = of_config or POSITION & facts.table_words
+    if not (is_table(facts) or (facts.indexes and arange and of_positions)):
         return None
     words = facts.names
     full = {"position", "positions", "position_ids", "positional", "wpe"} & words
     named = full or (POSITION & words and not {"tag", "tags", "upos", "xpos"} & words)
-    arange = facts.arange_like
     if not (named and (full or arange or not facts.mentions(r"pos_?tag"))) and not arange:
         return None
     values, shape = facts.observed.values, facts.observed.shape
     length = shape[-1] if shape else values.count
     offset = int(values.maximum) - length + 1 if arange and isinstance(values.maximum, int) else 0
     usable = facts.high - offset
-    because = _config(facts, "max_position_embeddings", "n_positions", "max_target_positions")
+    because = _config(facts, *lengths)
     if arange:
         start = f", positions start at {offset}, so {usable} tokens fit" if offset else ""
         because.append(f"the longest row has {length:,} tokens{start}")
@@ -123,7 +128,7 @@ def position(facts: Facts) -> Match | None:
     of_model = "max_position_embeddings" in facts.observed.config
     ids = f"assert input_ids.size(-1) <= {usable}, f'{{input_ids.size(-1)}} tokens > {usable}'"
     return Match(
-        score=84 if named else 45,
+        score=84 if named or (arange and of_config) else 45,
         explanation=f"The sequence is longer than the {facts.high} positions of "
         f"{facts.table}: nothing cut it to {usable} tokens. A tokenizer only warns.",
         because=tuple(because),

@@ -32,7 +32,7 @@ TEXTS: dict[str, tuple[str, str]] = {
         "The driver or the card",
         (
             "Rare. A broken GPU shows as Xid errors in the system log or as ECC errors in "
-            "nvidia-smi -q, not as a device-side assert. `nb-assertdoc check` reads them where it "
+            "nvidia-smi -q, not as a device-side assert; `nb-assertdoc check` reads them where it "
             "can. If valid data fails on one card only, try another card, then another driver."
         ),
     ),

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from .. import detector, frames, salvage
-from ..errors import UsageError, WorkerError
+from ..errors import TorchMissing, UsageError, WorkerError
 from ..model import Evidence, Kept, Lost, Report, Source
 from ..settings import settings
 from .assembly import assemble
 from .case import (
     Case,
     check_code,
+    check_torch,
     crash_of,
     environment_now,
     of_earlier,
@@ -33,6 +34,7 @@ __all__ = [
     "ENGINES",
     "Case",
     "check_code",
+    "check_torch",
     "crash_of",
     "diagnose",
     "diagnose_saved",
@@ -77,14 +79,19 @@ def diagnose(
     folder = None
     try:
         folder = Path(tempfile.mkdtemp(prefix="nb_assertdoc-"))
+        check_torch()
         if case.namespace is not None and engine != "history":
             saved = _salvage(case, folder, progress)
             kept, lost = saved.kept, [*lost, *saved.lost]
         tries = climb(case, folder, engine, budget, progress, notes)
     except KeyboardInterrupt:
         notes.append("the replay was interrupted")
-    except (WorkerError, OSError) as error:
+    except (WorkerError, TorchMissing) as error:
         notes.append(str(error))
+    except OSError as error:
+        notes.append(
+            f"the replay cannot use its temporary folder ({error}); set TMPDIR to one it can write to"
+        )
     except Exception as error:  # a fault of ours must not become the user's second crash
         log.exception("nb_assertdoc: the replay failed")
         notes.append(f"the replay failed: {type(error).__name__}: {error}")

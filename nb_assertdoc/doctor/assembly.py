@@ -107,12 +107,17 @@ def _without_finding(
     notes: tuple[str, ...],
     environment: Environment,
 ) -> Report:
-    calls = sum(t.checks.calls for t in tries)
     clean = case.crash is None and any(t.outcome == "clean" for t in tries)
     cause = None
-    steps = (*notes, *_next_steps(case, False))
+    steps = (*notes, *_next_steps(case, clean))
     if clean:
-        headline = f"No fault: {calls:,} calls checked on the CPU."
+        checks = [t.checks for t in tries if t.outcome == "clean"]
+        nearest = [t for c in checks for t in c.tightest]
+        calls = max(c.calls for c in checks)
+        headline = f"No fault: {calls:,} call{'' if calls == 1 else 's'} checked on the CPU"
+        if nearest:
+            headline += f", tightest margin {min(t.margin for t in nearest):g}"
+        headline += "."
     else:
         ended = next((t.error for t in reversed(tries) if t.error is not None), None)
         headline = "The fault did not show on the CPU."
@@ -139,12 +144,12 @@ def _without_finding(
     )
 
 
-def _next_steps(case: Case, found: bool) -> tuple[str, ...]:
+def _next_steps(case: Case, conclusive: bool) -> tuple[str, ...]:
     """Commands, in the order of use."""
     steps = []
     if case.crash is not None:
         steps.append("%assertdoc restart    restart this kernel: its GPU state is dead")
-    if not found:
+    if not conclusive:
         steps.append("%cpu_replay --engine history    run the earlier cells again on the CPU")
         steps.append("restart, set CUDA_LAUNCH_BLOCKING=1 before CUDA starts, and run once more")
     steps.append("%assertdoc save report.json    this report as a file")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import importlib.metadata
+import importlib.util
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,9 +17,11 @@ import msgspec
 
 from .. import frames
 from ..detector import Sighting
-from ..errors import NothingToReplay
+from ..errors import NothingToReplay, TorchMissing
 from ..model import Crash, Environment, FirstFailed, Place, Report, Source
 from ..recorder import Execution, Loop
+
+TORCH_FLOOR = (2, 4)
 
 
 @dataclass
@@ -54,6 +59,18 @@ def check_code(cell: str) -> None:
     useful = [x for x in lines if x and not x.startswith(("%", "!", "#"))]
     if not useful or not compiled.co_code:
         raise NothingToReplay("the cell holds no Python code to replay, only magics or comments")
+
+
+def check_torch() -> None:
+    """Raise `TorchMissing` where a replay has no torch to run with, or a too old one."""
+    torch = sys.modules.get("torch")
+    if torch is None and importlib.util.find_spec("torch") is None:
+        raise TorchMissing(f"a replay needs torch, and {sys.executable} has none")
+    version = getattr(torch, "__version__", None) or importlib.metadata.version("torch")
+    found = tuple(int(part) for part in re.findall(r"\d+", str(version))[:2])
+    if found < TORCH_FLOOR:
+        least = ".".join(map(str, TORCH_FLOOR))
+        raise TorchMissing(f"a replay needs torch {least} or newer; this is torch {version}")
 
 
 def crash_of(

@@ -53,7 +53,12 @@ def climb(
     left = budget
     rung: Rung | None = _first(case, engine)
     while rung is not None and left > 0.5:
-        evidence = _try(case, folder, rung, left, progress)
+        try:
+            evidence = _try(case, folder, rung, left, progress)
+        except KeyboardInterrupt:
+            notes.append("the replay was interrupted")
+            tries.append((rung, replay.interrupted(folder, rung.engine)))
+            break
         if evidence.outcome == "unavailable":
             notes.extend(evidence.differences)
         tries.append((rung, evidence))
@@ -102,6 +107,8 @@ def _next(
     lacks_state = bool(evidence.missing) or (
         evidence.error is not None and evidence.error.type == "NameError"
     )
+    if case.crash is None and evidence.outcome == "clean" and not (needs_floats or lacks_state):
+        return None
     candidates: list[Rung] = []
     if case.earlier and (lacks_state or last.engine == "history"):
         candidates += [REAL_HISTORY] if needs_floats else [HISTORY, REAL_HISTORY]

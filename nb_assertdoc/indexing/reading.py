@@ -44,6 +44,7 @@ def bad(usage: Usage) -> Bad | None:
         if not bool(mask.any()):
             return None
         chosen = usage.tensor[mask]
+        chosen = chosen.real if chosen.is_complex() else chosen
         chosen = chosen.double() if chosen.is_floating_point() else chosen.long()
         nan = bool(chosen.isnan().any())
         distinct = torch.unique(chosen[~chosen.isnan()])

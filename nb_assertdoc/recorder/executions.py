@@ -149,6 +149,11 @@ class Recorder:
             found += [b for b in execution.bodies if running or not b.filename.startswith("<")]
         return tuple(found)
 
+    @property
+    def last_failed(self) -> Execution | None:
+        """The newest execution that ended in an error."""
+        return next((e for e in reversed(self.executions) if e.succeeded is False), None)
+
     def by_count(self, count: int) -> Execution | None:
         """The newest execution with this `In [count]`."""
         return next((e for e in reversed(self.executions) if e.execution_count == count), None)

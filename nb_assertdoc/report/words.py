@@ -321,13 +321,15 @@ def tightest(check: model.Tightest) -> str:
 
 def nearest(report: model.Report) -> list[model.Tightest]:
     """The tightest margins of all replays, the tightest first."""
-    found = [t for replay in report.replays for t in replay.checks.tightest]
+    found = dict.fromkeys(t for replay in report.replays for t in replay.checks.tightest)
     return sorted(found, key=lambda t: math.inf if math.isnan(t.margin) else t.margin)
 
 
 def losses(report: model.Report) -> list[str]:
-    """What a restart loses and what `%assertdoc restore` gives back."""
-    said = []
+    """What a restart loses: nothing is said where none is needed."""
+    said: list[str] = []
+    if report.crash is None:
+        return said
     if report.lost:
         names = [f"`{short(v.name, 60)}` ({short(v.what, 80)})" for v in report.lost[:8]]
         more = f" and {len(report.lost) - 8} more" if len(report.lost) > 8 else ""
@@ -335,7 +337,7 @@ def losses(report: model.Report) -> list[str]:
     if report.kept:
         names = [short(v.name, 60) for v in report.kept[:12]]
         more = f" and {len(report.kept) - 12} more" if len(report.kept) > 12 else ""
-        said.append(f"After it %assertdoc restore gives back {', '.join(names)}{more}.")
+        said.append(f"Still good, save what you need before it: {', '.join(names)}{more}.")
     return said
 
 
@@ -343,7 +345,7 @@ def ran(report: model.Report) -> list[str]:
     """What was run and checked: the whole answer where nothing was found."""
     said: list[str] = []
     if report.confidence == "clean":
-        calls = sum(replay.checks.calls for replay in report.replays)
+        calls = max((r.checks.calls for r in report.replays if r.outcome == "clean"), default=0)
         margin = [f", tightest margin {number(t.margin)}" for t in nearest(report)[:1]]
         said.append(f"no fault: {plural(calls, 'call')} checked{''.join(margin)}")
     said += [checked(replay) for replay in report.replays[:8]]

@@ -11,6 +11,7 @@ import torch
 from .. import indexing
 from ..indexing import Bad, Usage
 from ..model import SHOWN_VALUES, Checks, Number, Tightest, Values
+from .madeup import MadeUp
 
 
 @dataclass
@@ -97,9 +98,7 @@ class Checker:
         """Check one call; returns the arguments to run it with (repaired where bad or made up)."""
         repair = False
         for usage in usages:
-            if self._unknown(usage.tensor) is not None or (
-                usage.size_of is not None and self._made_up_size(usage.size_of)
-            ):
+            if self._unknown(usage.tensor) is not None or self._unknown_bound(usage):
                 self.ghost_operators.add(usage.op)
                 repair = True
                 continue
@@ -118,8 +117,10 @@ class Checker:
                 return repaired
         return args, kwargs
 
-    def _made_up_size(self, tensor: torch.Tensor) -> bool:
-        return bool(getattr(tensor, "_nb_size", False))
+    def _unknown_bound(self, usage: Usage) -> bool:
+        """The size of the table, or the number of classes, was made up."""
+        made_up = usage.bound is not None and isinstance(usage.bound.high, MadeUp)
+        return made_up or "_nb_size" in getattr(usage.size_of, "__dict__", ())
 
     def _note(self, usage: Usage) -> None:
         self.seen.setdefault(seen_key(usage), Seen()).add(usage.tensor)

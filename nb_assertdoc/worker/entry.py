@@ -77,6 +77,7 @@ class Run:
                 name=order.device_name,
                 capability=order.capability,
                 total_memory=order.device_memory,
+                random_from_cpu=True,
             ),
             self.hooks,
         )
@@ -108,6 +109,7 @@ class Run:
         shell.events.register("post_run_cell", self._ended)
         self._load(torch)
         shell.system = shell.getoutput = self._no_shell
+        shell.kernel.raw_input = self._no_input  # becomes `input` as each cell begins
         self.sandbox.install()
         if not order.history:
             self.begin_cell()
@@ -160,6 +162,10 @@ class Run:
         self.differences.append(f"shell command not run: {command[:80]}")
         return []
 
+    def _no_input(self, prompt: object = "") -> str:
+        self.differences.append("the cell asks for input(): a replay has no one to answer")
+        raise EOFError("input() in a replay")
+
     def begin_cell(self) -> None:
         """From here on it is the failing cell."""
         self._in_cell = True
@@ -177,10 +183,15 @@ class Run:
             return None
         unknown = self.hooks.unknown(usage.tensor)
         most = () if usage.bound is None else (usage.bound.high,)
-        self.checker.check((usage,), usage.op, (usage.tensor, *most), {})
-        mended = indexing.mended(usage) if not usage.tensor.is_meta else None
+        from ..indexing import mended as mend
+        from .hooks import is_ghost
+
+        with devices.raw():
+            self.checker.check((usage,), usage.op, (usage.tensor, *most), {})
+            mended = None if is_ghost(usage.tensor) else mend(usage)
         if mended is None or mended is usage.tensor:
             return None
+        devices.tag(mended, devices.tag_of(usage.tensor))
         if unknown is not None:
             mended._nb_why = unknown
         return replace(usage, tensor=mended)  # the function itself would refuse the other

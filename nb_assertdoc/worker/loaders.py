@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as _dataloader
 
-from ..frames import Cells, here, loader_key
+from ..frames import Cells, here, loader_key, stack
 from ..indexing import Usage
 from ..model import Bound, LoaderPlan
 from .batches import Path, field, path_to
@@ -48,7 +49,12 @@ class Window:
         self.recent: deque[Given] = deque(maxlen=4)  # newest last
         self.given = 0
         self.active = False  # inside the loop
+        self.ahead = 0  # batches that who asks for them holds back (accelerate: one)
         self.skipped: list[str] = []
+
+    def end(self) -> None:
+        """The loader has no more batches; one that was held back is still to be worked on."""
+        self.active, self.ahead = self.ahead > 0, 0
 
 
 class Loaders:
@@ -95,6 +101,7 @@ class Loaders:
 
     def _iterate(self, loader: Any) -> Any:
         key = loader_key(loader, self._cells, here())
+        ahead = _reads_ahead(here())
         with _single_process(loader):
             plan = self._plan
             chosen = plan is not None and not self._used and key == plan.key
@@ -103,17 +110,17 @@ class Loaders:
             iterator = _dataloader._SingleProcessDataLoaderIter(loader)
         if chosen:
             self._used = True
-            return self._failing(loader, iterator)
-        return self._watched(loader, iterator, limit=None if self.whole else 1)
+            return self._failing(loader, iterator, ahead)
+        return self._watched(loader, iterator, ahead, limit=None if self.whole else 1)
 
-    def _watched(self, loader: Any, iterator: Any, limit: int | None) -> Iterator[Any]:
+    def _watched(self, loader: Any, iterator: Any, ahead: int, limit: int | None) -> Iterator[Any]:
         """Another loop over a loader."""
         try:
             total = len(loader)
         except TypeError:
             total = None
         window = self.window
-        window.loader, asked = loader, _note_indices(iterator)
+        window.loader, window.ahead, asked = loader, ahead, _note_indices(iterator)
         for i, batch in enumerate(iterator):
             window.recent.append(Given(i, asked[-1] if asked else None, batch))
             window.given, window.active = i + 1, True
@@ -122,7 +129,7 @@ class Loaders:
                 if total is None or total > limit:
                     self.truncated.append(type(loader.dataset).__name__)
                 break
-        window.active = False
+        window.end()
 
     def learn(self, usage: Usage) -> None:
         """A checked call: where its values are a field of the batch, that field is remembered.
@@ -134,11 +141,11 @@ class Loaders:
             if path is not None:
                 self._fields[path] = usage.bound
 
-    def _failing(self, loader: Any, iterator: Any) -> Iterator[Any]:
+    def _failing(self, loader: Any, iterator: Any, ahead: int) -> Iterator[Any]:
         plan = self._plan
         assert plan is not None
         window = self.window
-        window.loader, window.active, window.given = loader, True, 0
+        window.loader, window.active, window.given, window.ahead = loader, True, 0, ahead
         next(iterator._sampler_iter, None)  # a sampler draws its seed at its first index
         workers = _Workers(plan) if plan.workers else None
 
@@ -166,7 +173,7 @@ class Loaders:
                     i, given = self._ahead(i, last, seconds, a_step, fetch)
             except StopIteration:  # an iterable data set is at its end
                 break
-        window.active = False
+        window.end()
         if not plan.finished:
             self._finished()
 
@@ -212,6 +219,12 @@ class Loaders:
             if bool(bad.any()):
                 return True
         return False
+
+
+def _reads_ahead(frame: FrameType | None) -> int:
+    """How many batches who asks holds back: accelerate's loaders fetch the next one first."""
+    asking = [str(f.f_globals.get("__name__")) for f in stack(frame)[:4]]
+    return int(any(name.startswith("accelerate.") for name in asking))
 
 
 def _note_indices(iterator: Any) -> deque[Any]:

@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 
+from .. import devices
 from ..frames import Cells
 
 _INDEX_POSITION = {  # of the index argument: as a function's, as a method's or module's argument
     "cross_entropy": (1, 1),
     "nll_loss": (1, 1),
     "multi_margin_loss": (1, 1),
+    "multilabel_margin_loss": (1, 1),
     "ctc_loss": (1, 1),
     "embedding": (0, 0),
     "embedding_bag": (0, 0),
@@ -44,7 +46,7 @@ def module_path(stack: list[FrameType], users: list[FrameType]) -> tuple[str | N
     running = modules_of(stack)
     for module in running:
         for root in reversed(running):
-            path = next((n for n, m in root.named_modules() if m is module), None)
+            path = _path_in(root, module)
             if path is None:
                 continue
             name = name_of(root, users)
@@ -52,15 +54,43 @@ def module_path(stack: list[FrameType], users: list[FrameType]) -> tuple[str | N
                 continue
             whole = ".".join(p for p in (name or type(root).__name__, path) if p)
             return whole, type(module).__name__
+        for name, root in _named_modules(users):  # called by itself: `model.embedding()(ids)`
+            path = _path_in(root, module)
+            if path is not None:
+                return ".".join(p for p in (name, path) if p), type(module).__name__
     return None, None
+
+
+def first_nan(users: list[FrameType]) -> str | None:
+    """The first parameter or buffer, in the order of the modules, that holds NaN or infinity."""
+    for name, root in _named_modules(users):
+        for part, tensor in (*root.named_parameters(), *root.named_buffers()):
+            with devices.raw(), torch.no_grad():
+                if tensor.is_meta or not tensor.is_floating_point():
+                    continue
+                if not bool(torch.isfinite(tensor).all()):
+                    return f"{name}.{part}"
+    return None
+
+
+def _path_in(root: torch.nn.Module, module: torch.nn.Module) -> str | None:
+    return next((n for n, m in root.named_modules() if m is module), None)
+
+
+def _named_modules(users: list[FrameType]) -> Iterator[tuple[str, torch.nn.Module]]:
+    """The modules that are variables of the user's frames, or parts of one."""
+    for scope in _scopes(users):
+        for name, value in list(scope.items()):
+            if name.startswith("_"):
+                continue
+            for path, part in (("", value), *_parts(value)):
+                if isinstance(part, torch.nn.Module):
+                    yield f"{name}{path}", part
 
 
 def name_of(thing: Any, users: list[FrameType]) -> str | None:
     """A name under which the user's code reaches an object: a variable, or an attribute of one."""
-    scopes: list[Mapping[str, Any]] = []
-    for frame in users:  # outermost first: "train_loader" is better than a parameter "loader"
-        scopes += [frame.f_globals] if not scopes else []
-        scopes.append(frame.f_locals)
+    scopes = _scopes(users)
     for scope in scopes:
         for name, value in list(scope.items()):
             if value is thing and not name.startswith("_"):
@@ -73,6 +103,11 @@ def name_of(thing: Any, users: list[FrameType]) -> str | None:
                 if part is thing:
                     return f"{name}{path}"
     return None
+
+
+def _scopes(users: list[FrameType]) -> list[Mapping[str, Any]]:
+    """Outermost first: `train_loader` is a better name than a parameter `loader`."""
+    return [f.f_globals for f in users[:1]] + [f.f_locals for f in users]
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -89,8 +124,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
                 yield f".{key}", part
 
 
-def expressions(op: str, call: str | None, direct: bool) -> tuple[str | None, str | None]:
-    """Source of the index argument and of what is indexed, from the user's own call.
+def expressions(
+    op: str, argument: str, call: str | None, direct: bool
+) -> tuple[str | None, str | None]:
+    """Source of the faulty argument and of what is indexed, from the user's own call.
 
     `direct` tells that only torch lies between the call and the operator: else the arguments are
     another function's.
@@ -112,8 +149,12 @@ def expressions(op: str, call: str | None, direct: bool) -> tuple[str | None, st
         position = 2 if function else 1
     else:
         position = _INDEX_POSITION.get(base, (0, 0))[0 if function else 1]
+        position += base == "binary_cross_entropy" and argument == "target"
     arguments = [ast.unparse(a) for a in node.args]
-    index = by_name.get("target") or by_name.get("index")
+    index = by_name.get(argument)
+    if base in _METHODS and argument == "input" and not function:
+        if isinstance(node.func, ast.Attribute) and node.func.attr == base:
+            return ast.unparse(node.func.value), None
     if index is None and position < len(arguments):
         index = arguments[position]
     if base in ("cross_entropy", "nll_loss"):
@@ -128,6 +169,7 @@ def expressions(op: str, call: str | None, direct: bool) -> tuple[str | None, st
 
 
 _INDEX_MODULES = {"embedding", "embedding_bag"}
+_METHODS = {"multinomial", "bernoulli"}  # probs.multinomial(1)
 
 
 def _is_function(func: ast.Name | ast.Attribute, op: str) -> bool:

@@ -37,7 +37,7 @@ SCAN_ROWS = 100_000
 _REAL_ERROR_ELEMENTS = 1 << 26  # most elements of the tensors that are made to ask the CPU
 _CONFIG = (
     "num_labels vocab_size max_position_embeddings n_positions type_vocab_size pad_token_id "
-    "problem_type num_embeddings model_type max_2d_position_embeddings"
+    "problem_type num_embeddings model_type max_2d_position_embeddings max_target_positions"
 ).split()
 
 
@@ -73,7 +73,7 @@ class Observer:
         op = indexing.public_name(usage.op, [f.f_code.co_name for f in stack[:60]])
         places = tuple(self._place(f) for f in users)
         direct = names.only_torch_between(stack, location, self._cells)
-        index, table = names.expressions(op, places[-1].expression, direct)
+        index, table = names.expressions(op, usage.argument, places[-1].expression, direct)
         seen = self._checker.seen.get(seen_key(usage))
         finding = Finding(
             op=op,
@@ -108,6 +108,7 @@ class Observer:
             tokenizers=tuple(self._tokenizers(bad)),
             variables=tuple(self._variables(location)),
             sources=self._sources,
+            first_nan=names.first_nan(users) if "nan" in bad.values else None,
             unknown=unknown,
             real_error=real_error(func, args, kwargs),
         )
@@ -118,8 +119,8 @@ class Observer:
         loader = window.loader
         if loader is None or not window.active or observed.finding.bound is None:
             return observed
-        given = self._given(usage.tensor)
-        path = path_to(given.batch, usage.tensor) if given is not None else None
+        paths = (path_to(given.batch, usage.tensor) for given in reversed(window.recent))
+        path = next((p for p in paths if p is not None), None)
         dataset = getattr(loader, "dataset", None)
         if path is None or dataset is None or not hasattr(dataset, "__getitem__"):
             return observed
@@ -166,7 +167,8 @@ class Observer:
         )
         if found is None and not window.active:
             return None
-        given = self._given(usage.tensor)
+        behind = window.given - 1 - found[1] if driven and found is not None else window.ahead
+        given = self._given(usage.tensor, behind)
         if found is not None:
             loop, iteration = found[0].source, found[1]
         else:
@@ -190,17 +192,16 @@ class Observer:
             loop=loop, iteration=iteration, batch_rows=rows, dataset_indices=indices, split=split
         )
 
-    def _given(self, tensor: Tensor) -> Given | None:
-        """The batch that the faulty call works on: the one that holds its values, else the newest.
+    def _given(self, tensor: Tensor, behind: int) -> Given | None:
+        """The batch that the faulty call works on: the one that holds its values.
 
-        accelerate's loaders fetch one batch ahead of the one that they hand out.
+        Else the newest but `behind`: who reads a loader may fetch the next batch first.
         """
         recent = list(self._loaders.window.recent)
         for given in reversed(recent):
             if path_to(given.batch, tensor) is not None:
                 return given
-        ahead = type(self._loaders.window.loader).__module__.startswith("accelerate")
-        return recent[-2] if ahead and len(recent) > 1 else recent[-1] if recent else None
+        return recent[-1 - behind] if behind < len(recent) else None
 
     def _config(self, stack: list[FrameType]) -> dict[str, int | str | None]:
         for module in names.modules_of(stack):
