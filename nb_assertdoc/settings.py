@@ -30,9 +30,6 @@ class AssertDoc(SingletonConfigurable):
     worker_bytes = Int(
         0, min=0, help="Memory limit of a replay; 0: what the machine has free."
     ).tag(config=True)
-    output_bytes = Int(1 << 20, min=1 << 10, help="Most output of a replay that is kept.").tag(
-        config=True
-    )
     line_seconds = Float(0.1, min=0.0, max=1.0, help="Wait for the driver's lines of fd 2.").tag(
         config=True
     )

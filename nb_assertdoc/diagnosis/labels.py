@@ -177,7 +177,7 @@ def one_hot_class(facts: Facts) -> Match | None:
 
 
 def loss_mismatch(facts: Facts) -> Match | None:
-    """One output with a sigmoid into cross-entropy, class indices into BCE."""
+    """A binary head's one output into cross-entropy, class indices into BCE."""
     argument = facts.observed.finding.argument
     name = name_of(facts, "target")
     if facts.op == "binary_cross_entropy" and argument == "target" and facts.bad:
@@ -202,16 +202,20 @@ def loss_mismatch(facts: Facts) -> Match | None:
                 ),
             ),
         )
-    if facts.op in {"cross_entropy", "nll_loss"} and facts.high == 1 and facts.mentions("sigmoid"):
+    if facts.op not in {"cross_entropy", "nll_loss"} or facts.high != 1:
+        return None
+    sigmoid = facts.mentions("sigmoid")
+    binary = facts.bad == (1,) and facts.smallest == 0
+    if sigmoid or (binary and not facts.mentions(r"background|no_?object|eos_coef|empty_weight")):
+        what = "one output with a sigmoid" if sigmoid else "one output, as for a binary loss"
         return Match(
-            score=90,
-            title="A single sigmoid output given to cross-entropy",
-            explanation="The model has one output with a sigmoid; cross-entropy needs one raw "
-            f"output per class, so with one output only label 0 exists and {facts.found} is out "
-            "of range.",
+            score=90 if sigmoid else 78,
+            title=f"A single {'sigmoid ' if sigmoid else ''}output given to cross-entropy",
+            explanation=f"The model has {what}; cross-entropy needs one raw output per class, so "
+            f"with one output only label 0 exists and {facts.found} is out of range.",
             fixes=(
                 Fix(
-                    title="Use BCEWithLogitsLoss, or two outputs without sigmoid",
+                    title=f"Use BCEWithLogitsLoss, or two outputs{' without sigmoid' * sigmoid}",
                     explanation="One output: nn.BCEWithLogitsLoss on the raw output, float "
                     "targets 0.0/1.0. Two outputs: nn.CrossEntropyLoss on the raw outputs.",
                     code="assert logits.shape[1] >= 2, 'cross-entropy needs an output per class'",

@@ -84,6 +84,7 @@ class Run:
         self.decisions = None
         if isinstance(self.hooks, hooks.GhostHooks):
             self.decisions = ghosts.install(self.hooks, self.cells)
+            self.decisions.on_endless = self._endless
         indexing.wrap_functions(self._function_usage)
         self.loops = loops.LoopCounter(self.cells, self._step)
         self.loaders = loaders.Loaders(
@@ -270,6 +271,10 @@ class Run:
 
     def _used_up(self) -> None:
         self._leave("fault" if self.observed else "clean")
+
+    def _endless(self, place: str) -> None:
+        self.differences.append(f"stopped: a value that was not computed keeps a loop going, {place}")
+        self._leave("fault" if self.observed else "stopped")
 
     # ---- the end
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import linecache
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -16,6 +17,7 @@ from ..frames import Cells, here, stack
 
 _OURS = __name__.rpartition(".")[0]
 _LOOKED_AT = 4096  # of the elements of a list that becomes a tensor
+_OFTEN = 50  # times that a `while` may go on with a made-up value
 WHY = "it was made of a number that was not computed"
 
 
@@ -25,6 +27,7 @@ class Decisions:
     def __init__(self, cells: Cells) -> None:
         self._cells = cells
         self.places: dict[str, int] = {}
+        self.on_endless: Callable[[str], None] | None = None  # a `while` that may never end
 
     def note(self) -> None:
         """A comparison or a truth value of something made up was asked for, here."""
@@ -40,6 +43,9 @@ class Decisions:
                 where = f"In [{cell.execution_count}]" if cell else name
                 place = f"{where}, line {frame.f_lineno}"
                 self.places[place] = self.places.get(place, 0) + 1
+                line = linecache.getline(name, frame.f_lineno).lstrip()
+                if self.places[place] > _OFTEN and line.startswith("while ") and self.on_endless:
+                    self.on_endless(place)
             return
 
 
