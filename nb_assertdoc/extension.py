@@ -58,25 +58,31 @@ class Attached:
         """Hook into the shell."""
         shell = self.shell
         self._plain_showtraceback = shell._showtraceback
+        self._was_own = "_showtraceback" in vars(shell)  # not its class's: ipykernel sets it
         shell._showtraceback = self._showtraceback
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
-        shell.register_magics(AssertdocMagics(shell, self))
+        self._magics = AssertdocMagics(shell, self)
+        shell.register_magics(self._magics)
         self.tap.install()
 
     def detach(self) -> None:
         """Leave the shell as it was."""
         shell = self.shell
         if shell._showtraceback == self._showtraceback:
-            del shell._showtraceback
-            if shell._showtraceback != self._plain_showtraceback:
+            if self._was_own:
                 shell._showtraceback = self._plain_showtraceback
+            else:
+                del shell._showtraceback
         for event, callback in (("pre_run_cell", self._before), ("post_run_cell", self._after)):
             with contextlib.suppress(ValueError):
                 shell.events.unregister(event, callback)
         for kind, names in (("line", ("assertdoc", "cpu_replay")), ("cell", ("cpu_replay",))):
             for name in names:
                 shell.magics_manager.magics[kind].pop(name, None)
+        shell.magics_manager.registry.pop(type(self._magics).__name__, None)
+        if self._magics in shell.configurables:  # IPython's `Magics` enters itself
+            shell.configurables.remove(self._magics)
         self.watch.uninstall()
         self.tap.uninstall()
 
@@ -258,19 +264,21 @@ class Attached:
         left = settings().replay_seconds
         recent = [e for e in reversed(self.recorder.executions) if e.bindings is not None]
         suspects = [e for e in recent if e is current or doctor.replayable(e.source)]
-        best: Report | None = None
-        for suspect in suspects or [current]:
+        for suspect in suspects if len(suspects) > 1 else []:
             told = crash if suspect is current else doctor.of_earlier(crash, suspect)
-            found = doctor.diagnose(self.case(suspect, told), seconds=left, progress=progress)
+            case = self.case(suspect, told)
+            case.others_follow = True
+            found = doctor.diagnose(case, seconds=left, progress=progress)
             if found.finding is not None:
                 self.first, self.crash = suspect, told
                 return found
-            best = best or found
+            outcomes = [replay.outcome for replay in found.replays]
+            if suspect is current and outcomes != ["clean"]:
+                return found  # all has been tried, and the cell is not known to be innocent
             left -= sum(replay.seconds for replay in found.replays)
-            if left < 1 or not any(r.outcome in ("clean", "other_error") for r in found.replays):
-                break
-        assert best is not None
-        return best
+            if left < 1:
+                return found
+        return doctor.diagnose(self.case(current, crash), seconds=left, progress=progress)
 
     def _show_stale(self, sighting: detector.Sighting, current: Execution, surface: Place) -> None:
         first = self.first

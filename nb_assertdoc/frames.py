@@ -92,8 +92,15 @@ def transformed(cell: str) -> str:
 
 def body(cell: str) -> str:
     """The Python of a cell: of a `%%time` cell, what stands below the magic, at its own lines."""
-    first, _, rest = cell.partition("\n")
+    first, _, rest = unpadded(cell)[0].partition("\n")
     return "\n" + rest if first.startswith("%%") else transformed(cell)
+
+
+def unpadded(cell: str) -> tuple[str, int]:
+    """A cell without its leading blank lines, and their number: IPython counts lines after them."""
+    lines = cell.splitlines(keepends=True)
+    blank = next((i for i, line in enumerate(lines) if not line.isspace()), 0)
+    return "".join(lines[blank:]), blank
 
 
 def stack(frame: FrameType | None) -> list[FrameType]:
@@ -134,7 +141,7 @@ def place(where: FrameType | TracebackType, cells: Cells) -> Place:
         line = first
     text = linecache.getline(filename, line).rstrip("\n")
     if not text and cell is not None:
-        lines = cell.source.splitlines()
+        lines = transformed(cell.source).splitlines()
         text = lines[line - 1] if 0 < line <= len(lines) else ""
     return Place(
         line=line + (cell.above if cell else 0),

@@ -101,6 +101,20 @@ def _evidence(
     raise WorkerError(kernel.how_it_ended())
 
 
+def try_out(code: str, folder: Path) -> float:
+    """Run `code` in a kernel as a replay would have it; the seconds until that kernel answered.
+
+    Raises `WorkerError` when it does not start, or `code` fails there.
+    """
+    started = time.monotonic()
+    with _Kernel(folder) as kernel:
+        ready = time.monotonic() - started
+        kernel.request(code)
+        if not kernel.wait(time.monotonic() + START_SECONDS, _Limit(kernel.pid, None)):
+            raise WorkerError(kernel.how_it_ended())
+        return ready
+
+
 class _Limit:
     """Memory of the worker, looked at now and then."""
 

@@ -26,7 +26,10 @@ SURFACES = {
     "%timeit": f"def f():\n    return {CRASH}\n%timeit -n1 -r1 f()",
     "%%timeit": f"%%timeit -n1 -r1\n{CRASH}",
     "%run": f"open('r.py', 'w').write({CRASH!r})\n%run -i r.py",
-    "chained": f"try:\n    {CRASH}\nexcept RuntimeError as e:\n    raise ValueError('outer') from e",
+    "chained": f"""try:
+    {CRASH}
+except RuntimeError as error:
+    raise ValueError('outer') from error""",
     "post_execute": f"""
 def callback():
     get_ipython().events.unregister('post_execute', callback)
@@ -69,7 +72,7 @@ def cards() -> Iterator[Kernel]:
 
 @pytest.fixture
 def card_kernel(cards: Kernel) -> Kernel:
-    cards.run(ANEW, store_history=False)
+    cards.run(ANEW + TABLE, store_history=False)  # a doomed context changes its bad indices
     return cards
 
 
@@ -87,7 +90,7 @@ def test_every_surface_is_recognised_once_and_stops_the_queue(card_kernel, kind)
     surface = crash_record(card_kernel)
     assert surface["kind"] == "AcceleratorError"
     shown = surface["source"]
-    assert CRASH in shown or shown in ("places(asked)", "    raise ValueError('outer') from e")
+    assert CRASH in shown or shown in ("places(asked)", "    raise ValueError('outer') from error")
     if kind != "%run":  # there the line is one of the file
         assert SURFACES[kind].splitlines()[surface["line"] - 1] == shown
 
@@ -207,7 +210,7 @@ def test_loaded_after_the_crash(start_kernel):
     assert report["finding"]["bad_values"] == [5]
     assert report["crash"]["execution_count"] == number
     assert report["confidence"] == "likely"
-    assert "the cell's start was not recorded" in str(report["replays"][0]["differences"])
+    assert "the cell's start was not recorded" in str(report["replays"])
     assert kernel.value("calls_after_death()") == before
 
     kernel.run("%%cpu_replay\nn = torch.arange(3)")  # another report comes between
@@ -252,7 +255,7 @@ def state():
     return (
         shell.__dict__.get('_showtraceback'), events, magics, shell.configurables[:],
         loader.DataLoader.__iter__, loader._BaseDataLoaderIter._next_index,
-        sys.stderr.__dict__.get('write'), hasattr(shell, '_nb_assertdoc'),
+        type(sys.stderr.write), hasattr(shell, '_nb_assertdoc'),
     )
 """
 
@@ -313,9 +316,8 @@ def look(index, first, second, name='<img src=x onerror=alert(1)>\\x1b[2J'):
 def test_hostile_values_names_and_lines(gpu_kernel):
     gpu_kernel.run("%config AssertDoc.salvage_seconds = 2")
     gpu_kernel.run(TABLE + EVIL)
-    failed = gpu_kernel.run(
-        "look(asked, first, second)  # <script>alert(2)</script> \x1b[31m \u202e"
-    )
+    hostile = "# <script>alert(2)</script> \x1b[31m \u202e"
+    failed = gpu_kernel.run(f"look(asked, first, second)  {hostile}")
 
     report = failed.report
     assert report["finding"]["bad_values"] == [5]

@@ -146,6 +146,14 @@ def _explain(options: argparse.Namespace) -> int:
     return OK
 
 
+def _check(options: argparse.Namespace) -> int:
+    from . import check
+
+    items = check.check()
+    print(check.text(items))
+    return FAILED if check.suspicious(items) else OK
+
+
 # ---- arguments
 
 
@@ -197,6 +205,14 @@ def _parser() -> argparse.ArgumentParser:
         commands, "explain", _explain, "Explain an error text, an assert line or a cause in words."
     )
     explain.add_argument("text", nargs="*", metavar="TEXT", help="the text; -: standard input")
+
+    check = _command(
+        commands,
+        "check",
+        _check,
+        "Is it the hardware? Versions, driver, Xid and ECC errors, hooks.",
+    )
+    check.epilog = "Exit codes: 0 nothing suspicious was found; 1 something was, marked (!)."
     return parser
 
 

@@ -15,6 +15,7 @@ NODE = vocabulary(
     "edge edges edge_index node nodes neighbor neighbors neighbour neighbours adj senders receivers"
 )
 ENDS = vocabulary("src dst row col head tail source")
+PICTURE = vocabulary("batch_idx batch_index batch_id img_idx image_id image_idx image_index img_id")
 
 
 def action(facts: Facts) -> Match | None:
@@ -137,8 +138,13 @@ def split_by_data_parallel(facts: Facts) -> Match | None:
     within = facts.high is not None and facts.too_large and facts.bad[-1] < 8 * facts.high
     if not within or facts.observed.finding.module is None:
         return None
+    # A picture's number is a column of the targets, or one of as many as the slice has rows.
+    expression = facts.observed.index_expression or ""
+    numbers = re.search(r"\[:, 0\]$", expression) or PICTURE & facts.index_words
+    of_batch = (facts.observed.finding.table or "").endswith("of dimension 0")
+    same = facts.observed.shape[:1] == facts.observed.input_shape[:1]
     return Match(
-        score=44,
+        score=62 if of_batch and (numbers or same) else 44,
         explanation="nn.DataParallel gives each GPU a slice of the batch, but values that "
         "point into the whole batch (a picture number, edges of a batch of graphs) stay as "
         f"they are: {facts.found} is beyond the slice's {facts.valid}.",

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import re
+
 from nb_assertdoc.model import Fix
 
-from .facts import LOSSES, Facts, vocabulary
+from .facts import LOSSES, TABLES, Facts, vocabulary
 from .fixes import edit_index, edit_line, keep, keep_labels, name_of
+from .indices import ACTION
 from .rule import Match, Rule
 
 LABEL = vocabulary(
-    "label labels lbl tcls lbls target targets class classes cls cls_id category_id y_true"
+    "label labels lbl tcls lbls target targets class classes cls cls_id category_id y_true "
+    "truth gt ground_truth"
 )
+CLASS_TABLE = vocabulary("label labels class classes")
 MASK = vocabulary("mask masks seg segs segmentation semantic semseg segmap trimap")
 COUNT = r"(?i)\b(\w*class(?:es)?|num_labels|n_labels)(\s*=\s*)"
 SPAN = vocabulary("start end starts ends span spans answer")
+ONES = r"\bscatter_?\(.*,\s*(value\s*=\s*)?1(\.0*)?\s*\)$"  # the constant 1 at each index
+MARKS = ((99,), (100,), (255,), (999,), (9999,))  # bad values that mean "no label"
 N_CLASSES = r"class|label|n_out|num_out|output"
 
 
 def is_label(facts: Facts) -> bool:
     """The index means a class: by the operator, or by its name in an indexing operator."""
-    if facts.op in LOSSES or facts.op == "one_hot":
+    if facts.op in LOSSES:
         return True
+    if facts.op == "one_hot":
+        return not ACTION & facts.index_words
+    if facts.op in TABLES:  # of a conditional generator: a row per class
+        return bool(facts.table_words & CLASS_TABLE)
     picks = facts.op == "gather" or {"arange", "range"} & facts.index_words
     named = LABEL | MASK | ({"y", "yb"} if picks else set())
     return facts.indexes and not facts.graph and bool(facts.index_words & named)
@@ -29,12 +40,29 @@ def is_label(facts: Facts) -> bool:
 def _one_hot(facts: Facts) -> bool:
     by_hand = facts.op == "index" and "eye" in facts.table_words
     scattered = facts.op == "scatter" and bool(
-        facts.index_words & (LABEL | MASK) or {"onehot", "hot"} & facts.names
+        facts.index_words & (LABEL | MASK)
+        or {"onehot", "hot"} & facts.names
+        or re.search(ONES, facts.observed.finding.location.expression or "")
     )
     return facts.op == "one_hot" or by_hand or scattered
 
 
+def _binary_from_1(facts: Facts) -> bool:
+    """The target of a binary loss is 1 and 2, and too often so for an accident of one batch."""
+    ends = facts.observed.values.minimum, facts.observed.values.maximum
+    return facts.observed.finding.argument == "target" and ends == (1, 2) and facts.bad == (2,)
+
+
 def starts_at_1(facts: Facts) -> Match | None:
+    if facts.op == "binary_cross_entropy" and _binary_from_1(facts) and facts.seen.count >= 5:
+        fix = Fix(
+            title="Subtract 1 from the labels where they are made",
+            explanation="A binary target is 0 or 1; do it once, in the data, for every split.",
+            code=f"assert set({name_of(facts, 'target')}.unique().tolist()) <= {{0, 1}}",
+            edit=edit_index(facts, "{} - 1"),
+        )
+        explanation = f"`{facts.name}` holds 1 and 2; a binary target is 0 or 1."
+        return Match(score=92, explanation=explanation, fixes=(fix,))
     if not is_label(facts) or facts.op == "ctc_loss" or facts.ignore == 0:
         return None
     if not facts.only_high or not facts.starts_at_one or facts.largest != facts.high:
@@ -177,7 +205,7 @@ def one_hot_class(facts: Facts) -> Match | None:
 
 
 def loss_mismatch(facts: Facts) -> Match | None:
-    """A binary head's one output into cross-entropy, class indices into BCE."""
+    """One output with a sigmoid into cross-entropy, class indices into BCE."""
     argument = facts.observed.finding.argument
     name = name_of(facts, "target")
     if facts.op == "binary_cross_entropy" and argument == "target" and facts.bad:
@@ -202,20 +230,16 @@ def loss_mismatch(facts: Facts) -> Match | None:
                 ),
             ),
         )
-    if facts.op not in {"cross_entropy", "nll_loss"} or facts.high != 1:
-        return None
-    sigmoid = facts.mentions("sigmoid")
-    binary = facts.bad == (1,) and facts.smallest == 0
-    if sigmoid or (binary and not facts.mentions(r"background|no_?object|eos_coef|empty_weight")):
-        what = "one output with a sigmoid" if sigmoid else "one output, as for a binary loss"
+    if facts.op in {"cross_entropy", "nll_loss"} and facts.high == 1 and facts.mentions("sigmoid"):
         return Match(
-            score=90 if sigmoid else 78,
-            title=f"A single {'sigmoid ' if sigmoid else ''}output given to cross-entropy",
-            explanation=f"The model has {what}; cross-entropy needs one raw output per class, so "
-            f"with one output only label 0 exists and {facts.found} is out of range.",
+            score=90,
+            title="A single sigmoid output given to cross-entropy",
+            explanation="The model has one output with a sigmoid; cross-entropy needs one raw "
+            f"output per class, so with one output only label 0 exists and {facts.found} is out "
+            "of range.",
             fixes=(
                 Fix(
-                    title=f"Use BCEWithLogitsLoss, or two outputs{' without sigmoid' * sigmoid}",
+                    title="Use BCEWithLogitsLoss, or two outputs without sigmoid",
                     explanation="One output: nn.BCEWithLogitsLoss on the raw output, float "
                     "targets 0.0/1.0. Two outputs: nn.CrossEntropyLoss on the raw outputs.",
                     code="assert logits.shape[1] >= 2, 'cross-entropy needs an output per class'",
@@ -247,6 +271,11 @@ def ge_num_classes(facts: Facts) -> Match | None:
     if facts.op == "ctc_loss":
         title = "Count the blank as a class"
         how = "CTC needs one output for each symbol and one for the blank: outputs = symbols + 1."
+    elif facts.bad in MARKS and facts.op in LOSSES and top > 2 * high:
+        mark = facts.bad[0]
+        explanation += f" {mark} looks like a mark for 'no label'; the usual one is -100."
+        title, how = f"Tell the loss to ignore {mark}", f"ignore_index={mark}, or mark with -100."
+        code, edit = keep(name, high, int(mark)), None
     elif high == 1:
         title = "Give the model an output per class, or use a binary loss"
         how = (

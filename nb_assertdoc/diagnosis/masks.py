@@ -49,6 +49,8 @@ def _on_mask(facts: Facts) -> bool:
 def mask_value(facts: Facts) -> Match | None:
     if not is_label(facts) or not is_mask(facts) or not facts.too_large:
         return None
+    if facts.high == 1 and facts.bad == (1,) and facts.smallest == 0:
+        return None  # the mask is right, one output channel is not
     finding, high, name = facts.observed.finding, facts.high, name_of(facts, "mask")
     because: tuple[str, ...] = ()
     resized = facts.mentions(RESIZED)

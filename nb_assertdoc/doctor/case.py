@@ -41,6 +41,7 @@ class Case:
     loop: Loop | None = None
     cwd: str = ""
     max_steps: int | None = None
+    others_follow: bool = False  # where this cell is innocent, an earlier one is tried next
     doubts: tuple[str, ...] = ()  # what lowers the confidence from the start
     environment: Environment | None = None
 
@@ -101,12 +102,13 @@ def crash_of(
 
 def _last_statement(cell: Source) -> Place:
     with contextlib.suppress(SyntaxError, ValueError):
-        statements = ast.parse(frames.body(cell.source)).body
+        code = frames.body(cell.source)
+        statements = ast.parse(code).body
         if statements:
             line = statements[-1].lineno
             return Place(
-                line=line,
-                source=cell.source.splitlines()[line - 1],
+                line=line + cell.above,
+                source=code.splitlines()[line - 1],
                 execution_count=cell.execution_count,
                 cell_id=cell.cell_id,
             )

@@ -107,8 +107,10 @@ def _next(
     lacks_state = bool(evidence.missing) or (
         evidence.error is not None and evidence.error.type == "NameError"
     )
-    if case.crash is None and evidence.outcome == "clean" and not (needs_floats or lacks_state):
-        return None
+    if evidence.outcome == "clean" and not (needs_floats or lacks_state):
+        innocent = case.others_follow and not evidence.decisions
+        if case.crash is None or innocent:
+            return None
     candidates: list[Rung] = []
     if case.earlier and (lacks_state or last.engine == "history"):
         candidates += [REAL_HISTORY] if needs_floats else [HISTORY, REAL_HISTORY]

@@ -23,7 +23,6 @@ from .table import usages
 from .usage import Usage, bounded
 
 OnUsage = Callable[[Usage], Usage | None]
-_is_meta: Callable[[Tensor], bool] = vars(torch._C.TensorBase)["is_meta"].__get__  # `Tensor.is_meta` may lie
 _getter: Any = torch._C.TensorBase.is_meta
 _is_meta: Callable[[Tensor], bool] = _getter.__get__  # the type's own: `devices` replaces it
 

@@ -65,7 +65,7 @@ class Execution:
 
     def as_source(self) -> model.Source:
         """The record of it."""
-        return self._source(self.filename, self.source, 0)
+        return self._source(self.filename, self.source, frames.unpadded(self.source)[1])
 
     @functools.cached_property
     def bodies(self) -> tuple[model.Source, ...]:
@@ -73,14 +73,15 @@ class Execution:
         found: list[model.Source] = []
         text, above = self.source, 0
         while True:
-            blank = len(text) - len(text.lstrip("\n"))
-            first, _, rest = text[blank:].partition("\n")
+            text, blank = frames.unpadded(text)
+            first, _, rest = text.partition("\n")
             if not first.startswith("%%") or not rest.strip():
                 return tuple(found)
             text, above = rest if rest.endswith("\n") else f"{rest}\n", above + blank + 1
             names = _FIXED_NAMES.get(first[2:].partition(" ")[0])
             names = names or (self._naming(text, self.execution_count),)
-            found += [self._source(name, text, above) for name in names]
+            padded = frames.unpadded(text)[1]
+            found += [self._source(name, text, above + padded) for name in names]
 
     def _source(self, filename: str, text: str, above: int) -> model.Source:
         return model.Source(

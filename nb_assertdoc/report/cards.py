@@ -37,6 +37,8 @@ def card_lines(card: Card) -> list[str]:
         if card.lines or not card.messenger
         else "Your GPU itself is most likely fine."
     )
+    if card.messenger and not card.lines:
+        fine += " `nb-assertdoc check` in a terminal looks at the hardware."
     if card.messenger and card.lines:
         said.append(f"{short(card.messenger, 60)} is only the messenger.")
     how = f" ({short(card.how_to_restart)})" if card.how_to_restart else ""

@@ -209,6 +209,8 @@ def situation(report: model.Report, how: str | None) -> list[str]:
             "A check of values failed on the GPU: nearly always an index out of range, "
             "not a broken GPU."
         )
+    if report.finding is None:
+        said.append("Is it my hardware? `nb-assertdoc check` in a terminal reads what can tell.")
     way = f" ({short(how)})" if how else ""
     said.append(
         f"This kernel's GPU state is dead: restart it{way}. Until then every GPU cell fails; "

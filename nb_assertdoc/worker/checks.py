@@ -27,6 +27,8 @@ class Seen:
         """Take in the values of one call."""
         if not tensor.numel() or tensor.is_complex():
             return
+        if tensor.dtype == torch.bool:
+            tensor = tensor.byte()  # JSON's True is no number
         low, high = (v.item() for v in torch.aminmax(tensor.detach()))
         self.count += tensor.numel()
         self.minimum = low if self.minimum is None else min(self.minimum, low)

@@ -184,17 +184,18 @@ class Run:
             return None
         unknown = self.hooks.unknown(usage.tensor)
         most = () if usage.bound is None else (usage.bound.high,)
-        from ..indexing import mended as mend
+        from .. import devices
+        from .. import devices, indexing
         from .hooks import is_ghost
 
         with devices.raw():
             self.checker.check((usage,), usage.op, (usage.tensor, *most), {})
-            mended = None if is_ghost(usage.tensor) else mend(usage)
+            mended = None if is_ghost(usage.tensor) else indexing.mended(usage)
         if mended is None or mended is usage.tensor:
             return None
         devices.tag(mended, devices.tag_of(usage.tensor))
         if unknown is not None:
-            mended._nb_why = unknown
+            mended._nb_why = unknown  # type: ignore[attr-defined]
         return replace(usage, tensor=mended)  # the function itself would refuse the other
 
     def _fault(self, usage: Any, bad: Any, func: Any, args: Any, kwargs: Any) -> None:

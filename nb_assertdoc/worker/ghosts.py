@@ -16,7 +16,10 @@ from .. import devices
 from ..frames import Cells
 from . import madeup
 from .hooks import GhostHooks, _to_meta, is_ghost, made_up
-from .madeup import Decisions, MadeUp, marked
+from .madeup import Decisions, GhostArray, MadeUp, marked
+
+
+_DRAWN = 1 << 24  # most elements of a tensor that is filled with values only to draw them
 
 
 def install(hooks: GhostHooks, cells: Cells) -> Decisions:
@@ -28,6 +31,7 @@ def install(hooks: GhostHooks, cells: Cells) -> Decisions:
     _leaving(hooks, decisions)
     _recurrent()
     _steps()
+    _rejections()
     madeup.install()
     return decisions
 
@@ -91,6 +95,8 @@ def _gradients() -> None:
 
         return call
 
+    variable: Any = torch.autograd.Variable  # the old way to ask for a gradient
+    variable.__new__ = born(lambda cls, data, *rest: data.detach())
     for name in "tensor zeros ones empty full rand randn zeros_like ones_like randn_like".split():
         setattr(torch, name, born(getattr(torch, name)))
 
@@ -99,7 +105,8 @@ def _array(tensor: Tensor) -> Any:
     dtype = torch.empty(0, dtype=tensor.dtype)
     if tensor.dtype == torch.bfloat16:
         raise TypeError("Got unsupported ScalarType BFloat16")  # torch's own words
-    return np.full(tuple(tensor.shape), made_up(tensor.dtype), dtype=_NUMPY(dtype).dtype)
+    filled = np.full(tuple(tensor.shape), made_up(tensor.dtype), dtype=_NUMPY(dtype).dtype)
+    return filled.view(GhostArray)
 
 
 _NUMPY = Tensor.numpy
@@ -199,6 +206,21 @@ def _recurrent() -> None:
 
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         setattr(torch._VF, name, wrap(getattr(torch._VF, name)))
+
+
+def _rejections() -> None:
+    """This initialiser draws until the values suit it: on values, so that the host's count comes."""
+    plain: Any = getattr(torch.nn.init, "_no_grad_trunc_normal_", None)
+    if plain is None:
+        return
+
+    def trunc_normal_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not is_ghost(tensor) or tensor.is_cuda or tensor.numel() > _DRAWN:
+            return plain(tensor, *args, **kwargs)
+        plain(torch.empty(tensor.shape, dtype=tensor.dtype), *args, **kwargs)
+        return tensor
+
+    torch.nn.init._no_grad_trunc_normal_ = trunc_normal_
 
 
 def _steps() -> None:

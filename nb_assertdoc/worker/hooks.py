@@ -22,7 +22,8 @@ _getter: Any = torch._C.TensorBase.is_meta
 _is_meta: Callable[[Tensor], bool] = _getter.__get__  # the type's own: `devices` replaces it
 _CPU = torch.device("cpu")
 SOLID = 4 << 20  # most elements of a float tensor that keeps its values on its way to the device
-_EMULATED = 1 << 18  # most elements of a ghost whose random initialisation is drawn all the same
+_EMULATED = 1 << 26  # most random numbers that are drawn for ghosts, to keep in step with the host
+_CHUNK = 1 << 20
 _MASKS = (torch.bool, torch.uint8)
 _RANDOM = torch.Tag.nondeterministic_seeded
 
@@ -84,7 +85,7 @@ class ReplayHooks(devices.Hooks):
         return self.run(func, args, kwargs, tensors_of(args, kwargs))
 
     def run(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
-        """Run an operator on real values; mark integers that hang on the GPU's random numbers."""
+        """Run an operator on real values; mark what hangs on the GPU's random numbers."""
         on_device, self._made_on_device = self._made_on_device, False
         out = func(*args, **kwargs)
         soft = next((s for t in tensors if (s := t.__dict__.get("_nb_soft"))), None)
@@ -92,19 +93,24 @@ class ReplayHooks(devices.Hooks):
             on_device or any(devices.tag_of(t) not in (None, _CPU) for t in tensors)
         ):
             soft = "random numbers of the GPU, which the CPU cannot repeat"
-        if soft is not None and not _floating(out):
+        elif _RANDOM in func.tags and self.emulated_skipped:
+            soft = "random numbers that come after those of a large initialisation"
+        if soft is not None:
             _mark(out, "_nb_soft", soft)
         return out
-
-
-def _floating(out: Any) -> bool:
-    return isinstance(out, Tensor) and out.is_floating_point()
 
 
 def _mark(out: Any, name: str, value: Any) -> None:
     for t in (out,) if isinstance(out, Tensor) else out if isinstance(out, list | tuple) else ():
         if isinstance(t, Tensor):
             setattr(t, name, value)
+
+
+def _at_cpu(out: Any) -> None:
+    """A ghost that is nowhere else is on the CPU: the user never sees `meta`."""
+    for t in (out,) if isinstance(out, Tensor) else out if isinstance(out, list | tuple) else ():
+        if isinstance(t, Tensor) and _is_meta(t) and devices.tag_of(t) is None:
+            devices.tag(t, _CPU)
 
 
 class GhostHooks(ReplayHooks):
@@ -114,12 +120,15 @@ class GhostHooks(ReplayHooks):
         super().__init__()
         self._spoiled: dict[int, Any] = {}  # storages of solids that a ghost was written into
         self.no_meta: set[str] = set()
+        self._drawn = 0  # random numbers for ghosts
 
     # ---- moves
 
     def move(self, tensor: Tensor, device: torch.device) -> Tensor | None:
         """To the device: parameters and large floats go without values."""
         if is_ghost(tensor):
+            if tensor.requires_grad and torch.is_grad_enabled():
+                return None  # its gradient must come back to where it is
             return devices.tag(_alias(tensor), device)
         if tensor.is_floating_point() and tensor.numel() > SOLID:
             return devices.tag(_to_meta(tensor), device)
@@ -127,7 +136,9 @@ class GhostHooks(ReplayHooks):
 
     def leave(self, tensor: Tensor) -> Tensor | None:
         """To the CPU: a ghost stays a ghost."""
-        return devices.tag(_alias(tensor), _CPU) if is_ghost(tensor) else None
+        if not is_ghost(tensor) or (tensor.requires_grad and torch.is_grad_enabled()):
+            return None
+        return devices.tag(_alias(tensor), _CPU)
 
     # ---- values
 
@@ -161,7 +172,11 @@ class GhostHooks(ReplayHooks):
             if why is not None:
                 _mark(out, "_nb_why", why)
         else:
+            on_device, self._made_on_device = self._made_on_device, False
             out = self._run_ghost(func, args, kwargs, tensors)
+            tags = [devices.tag_of(t) for t in tensors]
+            if not on_device and all(t in (None, _CPU) for t in tags):
+                _at_cpu(out)
             size = size or func._schema.name in _MADE_UP_SIZE or self._by_unknown_mask(func, args)
         if size:
             _mark(out, "_nb_size", True)
@@ -179,7 +194,7 @@ class GhostHooks(ReplayHooks):
             rows = 0 if first.__dict__.get("_nb_truth") is False else first.numel()
             return torch.empty((rows, first.dim()), dtype=torch.long, device="meta")
         if _RANDOM in func.tags:
-            self._draw(func, first)
+            self._draw(func, args, kwargs, first)
         written = _written(func, args, kwargs)
         try:
             out = self._on_meta(func, args, kwargs)
@@ -254,20 +269,29 @@ class GhostHooks(ReplayHooks):
         args = tuple(mapped(widen, a) for a in args)
         return func(*args, **{k: mapped(widen, v) for k, v in kwargs.items()})
 
-    def _draw(self, func: Any, ghost: Tensor) -> None:
-        """A CPU parameter's initialisation consumes CPU random numbers, on the host as here."""
-        if devices.tag_of(ghost) not in (None, _CPU) or not func._schema.name.endswith("_"):
+    def _draw(self, func: Any, args: Any, kwargs: Any, first: Tensor) -> None:
+        """On the CPU it consumes random numbers, on the host as here: as many, then forgotten."""
+        if devices.tag_of(first) not in (None, _CPU) or kwargs.get("generator") is not None:
             return
-        if ghost.numel() > _EMULATED:
+        self._drawn += first.numel()
+        if self._drawn > _EMULATED:
             self.emulated_skipped = True
             return
-        scratch = torch.empty(ghost.shape, dtype=ghost.dtype)
-        if "normal" in func._schema.name:
-            scratch.normal_()
-        else:
-            scratch.uniform_()
+        count = first.numel()
+        if func in _FILLS and count > _CHUNK:  # the same numbers as in one piece
+            scratch = torch.empty(_CHUNK, dtype=first.dtype)
+            while count >= 2 * _CHUNK:
+                func(scratch, *args[1:], **kwargs)
+                count -= _CHUNK
+            func(torch.empty(count, dtype=first.dtype), *args[1:], **kwargs)
+            return
+        try:
+            func(*(mapped(_ones, a) for a in args), **{k: mapped(_ones, v) for k, v in kwargs.items()})
+        except (RuntimeError, NotImplementedError):  # its arguments fit no CPU kernel
+            self.emulated_skipped = True
 
 
+_FILLS = {aten.uniform_.default, aten.normal_.default}
 _NEEDS_VALUES = {aten._pack_padded_sequence.default}
 _TAKES_MASK = {
     aten.index.Tensor,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,6 +72,15 @@ class GhostInt(MadeUp, int):
         return (int, (int(self),))
 
 
+class GhostArray(MadeUp, np.ndarray):
+    """An array that was made up, and what numpy's operators make of it: for numpy an array."""
+
+    def __reduce__(self) -> Any:
+        return np.asarray(self).__reduce__()
+
+
+GhostArray.__module__, GhostArray.__name__ = "numpy", "ndarray"  # loaders collate by these
+
 _PLAIN: dict[type, Callable[[Any], Any]] = {GhostFloat: float.__float__, GhostInt: int.__int__}
 
 
@@ -132,7 +142,7 @@ for _name in ("eq", "ne"):
 # torch's functions and methods that make a tensor of numbers, or whose result hangs on one. A
 # TorchFunctionMode would see all of them, and would also answer the getters that `devices` relies on.
 _FUNCTIONS = (
-    "tensor as_tensor full arange linspace zeros ones empty rand randn randint randperm eye "
+    "tensor as_tensor from_numpy full arange linspace zeros ones empty rand randn randint randperm eye "
     "clamp add sub mul where full_like remainder fmod div"
 ).split()
 _METHODS = (
@@ -141,7 +151,7 @@ _METHODS = (
     "masked_fill masked_fill_ new_zeros new_ones new_full new_empty new_tensor expand repeat view "
     "reshape narrow select split chunk roll"
 ).split()
-_OF_DATA = {"tensor", "as_tensor", "new_tensor"}
+_OF_DATA = {"tensor", "as_tensor", "from_numpy", "new_tensor"}
 
 
 def install() -> None:
@@ -154,8 +164,7 @@ def install() -> None:
             setattr(owner, name, _marking(getattr(owner, name)))
     for name in ("size", "numel", "nelement"):
         setattr(Tensor, name, _sized(getattr(Tensor, name)))
-    shape = torch._C.TensorBase.shape.__get__
-    Tensor.shape = property(_sized(shape))  # type: ignore[assignment,misc]
+    Tensor.shape = property(_sized(_shape))  # type: ignore[assignment,misc]
 
 
 def _marking(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -183,9 +192,12 @@ def _sized(read: Callable[..., Any]) -> Callable[..., Any]:
 def _mark(made: Tensor, name: str, args: Any) -> None:
     """Its values are made up; so is its size, unless an argument or a list has the same."""
     made._nb_why = WHY  # type: ignore[attr-defined]
-    same = args and isinstance(args[0], Tensor) and args[0].shape == made.shape
+    same = args and isinstance(args[0], Tensor) and _shape(args[0]) == _shape(made)
     if name not in _OF_DATA and not same:
         made._nb_size = True  # type: ignore[attr-defined]
+
+
+_shape: Callable[[Tensor], Any] = vars(torch._C.TensorBase)["shape"].__get__
 
 
 def _many(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -49,6 +49,8 @@ def module_path(stack: list[FrameType], users: list[FrameType]) -> tuple[str | N
             path = _path_in(root, module)
             if path is None:
                 continue
+            if root is module and (whole := _inside(module, users)) is not None:
+                return whole, type(module).__name__  # better than a loop variable's name
             name = name_of(root, users)
             if name is None and root is module:
                 continue
@@ -86,6 +88,18 @@ def _named_modules(users: list[FrameType]) -> Iterator[tuple[str, torch.nn.Modul
             for path, part in (("", value), *_parts(value)):
                 if isinstance(part, torch.nn.Module):
                     yield f"{name}{path}", part
+
+
+def _inside(module: torch.nn.Module, users: list[FrameType]) -> str | None:
+    """The module's name within a larger one that a variable of the user's holds."""
+    for scope in [users[0].f_globals, *(f.f_locals for f in users)] if users else []:
+        for name, value in list(scope.items()):
+            if not isinstance(value, torch.nn.Module) or value is module or name.startswith("_"):
+                continue
+            for path, part in value.named_modules():
+                if part is module:
+                    return f"{name}.{path}"
+    return None
 
 
 def name_of(thing: Any, users: list[FrameType]) -> str | None:
@@ -152,9 +166,9 @@ def expressions(
         position += base == "binary_cross_entropy" and argument == "target"
     arguments = [ast.unparse(a) for a in node.args]
     index = by_name.get(argument)
-    if base in _METHODS and argument == "input" and not function:
-        if isinstance(node.func, ast.Attribute) and node.func.attr == base:
-            return ast.unparse(node.func.value), None
+    method = isinstance(node.func, ast.Attribute) and node.func.attr == base and not function
+    if method and base in _METHODS and argument == "input":
+        return ast.unparse(cast(ast.Attribute, node.func).value), None
     if index is None and position < len(arguments):
         index = arguments[position]
     if base in ("cross_entropy", "nll_loss"):

@@ -1,0 +1,151 @@
+"""`%assertdoc`, `%cpu_replay` and `%%cpu_replay`: what they answer, and to what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from kernels import Kernel
+
+from nb_assertdoc import model
+
+DATA = """
+import torch
+from torch import nn
+shelves = nn.Embedding(4, 2)
+ids = torch.tensor([1, 3])
+seen = []
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Kernel]:
+    """A notebook without a GPU in which no cell has failed."""
+    with Kernel(extension=True) as kernel:
+        kernel.run(DATA)
+        yield kernel
+
+
+REFUSED = {
+    "%assertdoc frobnicate": "invalid choice: 'frobnicate'",
+    "%assertdoc report extra": "unrecognized arguments: extra",
+    "%assertdoc save": "arguments are required: file",
+    "%assertdoc save 'r.json": "no closing quotation",
+    "%cpu_replay": "no cell has failed so far; name one: %cpu_replay N",
+    "%cpu_replay 9999": "there is no In [9999]",
+    "%cpu_replay one": "invalid int value: 'one'",
+    "%cpu_replay 'one": "no closing quotation",
+    "%cpu_replay --engine fast": "invalid choice: 'fast' (choose from",
+    "%%cpu_replay --frobnicate\nn = 1": "unrecognized arguments: --frobnicate",
+    "%%cpu_replay 3\nn = 1": "takes the cell below it, not a number",
+    "%%cpu_replay --max-steps 0\nn = 1": "0 is not a whole number of 1 or more",
+    "%%cpu_replay --max-steps 1.5\nn = 1": "1.5 is not a whole number of 1 or more",
+    "%%cpu_replay --timeout -1\nn = 1": "-1 is not a number of seconds above 0",
+    "%%cpu_replay --timeout inf\nn = 1": "inf is not a number of seconds above 0",
+    "%%cpu_replay --timeout soon\nn = 1": "soon is not a number of seconds above 0",
+    "%%cpu_replay --report no/such/folder/r.json\nn = 1": "cannot write no/such/folder/r.json: No",
+    "%%cpu_replay\nn = = 1": "the cell is not valid Python: invalid syntax",
+    "%%cpu_replay\n%precision 3\n# nothing": "only magics or comments",
+}
+
+
+@pytest.mark.parametrize("cell", REFUSED)
+def test_bad_input_is_answered_with_what_is_wrong(kernel, cell):
+    outcome = kernel.run(cell, store_history=False)
+
+    assert outcome.error is None, outcome.text
+    assert outcome.reports == []
+    assert REFUSED[cell].lower() in outcome.stdout.lower()
+
+
+def test_choices_are_listed(kernel):
+    typo = kernel.run("%assertdoc frobnicate", store_history=False).stdout
+    listed = kernel.run("%assertdoc help", store_history=False).stdout
+
+    for command in ("status", "report", "explain", "restart", "save", "settings", "help"):
+        assert f"'{command}'" in typo
+        assert f"\n    {command} " in listed
+    assert listed.startswith("usage: %assertdoc ")
+    assert "%%assertdoc" not in listed + typo
+    assert "--max-steps N" in kernel.run("%cpu_replay --help", store_history=False).stdout
+
+
+def test_settings_lists_each_with_value_and_meaning(kernel):
+    kernel.run("%config AssertDoc.line_seconds = 0.25", store_history=False)
+    shown = kernel.run("%assertdoc settings", store_history=False).stdout
+
+    assert "AssertDoc.line_seconds = 0.25 " in shown
+    assert "Wait for the driver's lines" in shown
+
+
+def test_before_anything_has_happened(start_kernel):
+    kernel = start_kernel(extension=True)
+
+    assert "No assert so far" in kernel.run("%assertdoc").stdout
+    assert "there is no report yet" in kernel.run("%assertdoc report").stdout
+    assert "there is no report yet" in kernel.run("%assertdoc save r.json").stdout
+    nothing = kernel.run("%assertdoc explain").stdout
+    assert "one of these topics" in nothing
+    quoted = kernel.run("%assertdoc explain don't --know \"this").stdout
+    assert "Nothing is known about" in quoted
+    line = (
+        "Loss.cu:250: nll_loss: block: [0,0,0], thread: [3,0,0] Assertion `t >= 0 && t < n_classes`"
+    )
+    assert "label" in kernel.run(f"%assertdoc explain {line} failed.").stdout.lower()
+
+
+def test_a_clean_cell_a_faulty_one_and_the_files(kernel):
+    names = "sorted(n for n in get_ipython().user_ns if not n.startswith('_'))"
+    before = kernel.value(names)
+    clean = kernel.run("%%cpu_replay\nout = shelves(ids)\nseen.append(out)\nids += 1")
+
+    report = clean.report
+    assert clean.error is None
+    assert report["confidence"] == "clean"
+    assert report["headline"] == "No fault: 1 call checked on the CPU, tightest margin 0."
+    assert "no fault: 1 call checked, tightest margin 0" in clean.text
+    assert report["crash"] is None
+    assert kernel.value(names) == before
+    assert kernel.value("(seen, ids.tolist())") == ([], [1, 3])
+
+    faulty = kernel.run("%%cpu_replay --report r.json\n\nmore = ids + 1\nout = shelves(more)")
+    report = faulty.report
+    assert report["confidence"] == "certain"
+    assert report["finding"]["bad_values"] == [4]
+    assert report["finding"]["location"]["line"] == 4
+    assert report["finding"]["location"]["source"] == "out = shelves(more)"
+    written = kernel.cwd / "r.json"
+    assert json.loads(written.read_text()) == report
+    assert model.from_json(written.read_bytes(), model.Report).confidence == "certain"
+    assert kernel.value(names) == before
+
+    again = kernel.run("%assertdoc report")
+    assert again.report == report
+    for name in ("saved.json", "saved.html", "saved.txt"):
+        assert kernel.run(f"%assertdoc save {name}").stdout == f"saved {name}\n"
+    assert json.loads((kernel.cwd / "saved.json").read_text()) == report
+    assert "<div" in (kernel.cwd / "saved.html").read_text()
+    assert "Index 4 does not exist" in (kernel.cwd / "saved.txt").read_text()
+    refused = kernel.run("%assertdoc save saved.pdf").stdout
+    assert "saved.pdf: the file must end in .json, .html, .txt" in refused
+    assert not (kernel.cwd / "saved.pdf").exists()
+    assert "no folder" not in kernel.run("%assertdoc save no/folder/r.json").stdout
+    cause = kernel.run("%assertdoc explain").stdout
+    assert cause.startswith(report["cause"]["title"])
+
+
+def test_a_failed_cell_without_a_gpu(kernel):
+    failed = kernel.run("late = ids + 1\nshelves(late)")
+    number = failed.reply["execution_count"]
+    assert failed.error["ename"] == "IndexError"
+    assert failed.displays == []
+
+    asked = kernel.run("%cpu_replay --engine ghost")
+    report = asked.report
+    assert report["finding"]["bad_values"] == [4]
+    assert report["finding"]["location"]["execution_count"] == number
+    assert report["confidence"] == "certain"
+
+    kernel.run("x = = 1")
+    assert "the cell is not valid Python" in kernel.run("%cpu_replay").stdout
