@@ -360,7 +360,7 @@ class Attached:
                 adapter.restart()
                 return f"Restarting. {adapter.forewarn}".strip()
 
-            found["Restart the kernel"] = again
+            found["restart"] = again
         return found
 
 

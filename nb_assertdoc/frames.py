@@ -12,7 +12,7 @@ import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 from .model import Place, Source
@@ -171,24 +171,25 @@ def _expression(where: FrameType | TracebackType) -> tuple[str | None, int | Non
         return None, None
 
 
+def at_top(code: CodeType) -> bool:
+    """True for the code of a cell or module, False for a function's. IPython 7 names cells."""
+    return code.co_name == "<module>" or code.co_name.startswith("<cell line")
+
+
 def _function(frame: FrameType) -> str | None:
     name = frame.f_code.co_name
-    if name == "<module>":
-        shown = ""
-    else:
-        shown = getattr(frame.f_code, "co_qualname", name).replace("<locals>.", "")
-        owner = frame.f_locals.get("self")
-        if "." not in shown and owner is not None and name in dir(type(owner)):
-            shown = f"{type(owner).__name__}.{name}"
-    values = named_values(frame)
-    if name == "<module>":
+    if at_top(frame.f_code):
         return None
-    return f"{shown}({', '.join(values)})"
+    shown = getattr(frame.f_code, "co_qualname", name).replace("<locals>.", "")
+    owner = frame.f_locals.get("self")
+    if "." not in shown and owner is not None and name in dir(type(owner)):
+        shown = f"{type(owner).__name__}.{name}"
+    return f"{shown}({', '.join(named_values(frame))})"
 
 
 def named_values(frame: FrameType) -> list[str]:
     """Arguments of a call as `name=value`: only values of plain types, never a tensor's repr."""
-    if frame.f_code.co_name == "<module>":
+    if at_top(frame.f_code):
         return []
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -224,7 +225,7 @@ def call_site(frame: FrameType | None, cells: Cells, skip: tuple[str, ...] = ())
         user = cells.get(filename) is not None
         short = filename if user else os.sep.join(filename.split(os.sep)[-3:])
         parts.append(f"{short}:{f.f_code.co_name}:{f.f_lineno}")
-        if user and f.f_code.co_name == "<module>":
+        if user and at_top(f.f_code):
             break
     return " < ".join(parts[:12])
 

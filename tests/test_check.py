@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from kernels import ROOT
 
+from nb_assertdoc import model, report
 from nb_assertdoc.cli import check, main
 from nb_assertdoc.cli.readers import Card, Kernel, Readers
 
@@ -262,6 +264,36 @@ def test_the_oldest_versions_are_those_of_the_package() -> None:
     packaging = (ROOT / "pyproject.toml").read_text()
     floors = dict(re.findall(r'^    "([\w-]+)>=([\d.]+)",', packaging, re.MULTILINE))
     assert {name: floors[name] for name in check.FLOORS} == check.FLOORS
+
+
+def test_a_report_without_a_finding_points_to_the_check() -> None:
+    place = model.Place(line=1, source="loss.item()", execution_count=3)
+    environment = model.Environment(python="3.12", ipython="9", platform="Linux")
+    words = "device-side assert triggered"
+    crash = model.Crash(exception="E", message=words, surface=place, execution_count=3)
+    lost = model.Report(confidence="not_found", headline="?", environment=environment, crash=crash)
+    finding = model.Finding(
+        op="embedding",
+        aten_op="aten::embedding",
+        argument="input",
+        bad_values=(9,),
+        distinct_bad=1,
+        bad_count=1,
+        total=1,
+        positions=((0,),),
+        bound=model.Bound(low=0, high=9),
+        margin=1.0,
+        location=place,
+    )
+    found = msgspec.structs.replace(lost, finding=finding, confidence="certain")
+    for shown in (report.text, report.html):
+        assert "Is it my hardware? `nb-assertdoc check`" in " ".join(shown(lost).split())
+        assert "my hardware" not in shown(found)
+
+    messenger = report.Card(3, "", messenger="cuBLAS")
+    assert "`nb-assertdoc check`" in report.card_text(messenger)
+    assert "nb-assertdoc check" not in report.card_text(report.Card(3, "", "cuBLAS", lines=5))
+    assert "nb-assertdoc check" not in report.card_text(report.Card(3, ""))
 
 
 def test_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,19 +1,21 @@
 """From the catalogue to the operator table: every assert that a user can reach in one process.
 
 For each: the driver's line is recognised, a planted fault is found by its value when its operator
-is called, and what was found is explained. `python -m tests.test_coverage` writes the table of
+is called, and what was found is explained. `python tests/test_coverage.py` writes the table of
 docs/coverage.md.
 """
 
 from __future__ import annotations
 
 import contextlib
+import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import replays
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +28,8 @@ from nb_assertdoc.model import Finding, Observed, Place, Values
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "coverage.md"
 aten = torch.ops.aten
 NAN, INF = float("nan"), float("inf")
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # sparse and nested are young
 
 
 def ints(*values: Any, dtype: Any = torch.int64) -> Any:
@@ -494,6 +498,58 @@ def test_each_invariant_of_a_sparse_tensor(crow: Any, col: Any, argument: str, b
     assert [(u.argument, b.values) for u, b, _ in watch.found] == [(argument, bad)]
 
 
+@pytest.mark.parametrize(("capability", "faulty"), [((8, 0), False), ((9, 0), True)])
+def test_alignment_of_groups_is_wanted_by_newer_gpus_only(
+    capability: tuple[int, int], faulty: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert (found("grouped_mm_align_in") is not None) is faulty
+    assert found("grouped_mm_delta") is not None
+
+
+# ---- in a worker, as the host's cell has it: on a GPU that is not there
+
+REPLAYED = {
+    "embedding_bag_offsets": "F.embedding_bag(ints(1, 2, 3, 4), rand(10, 4), ints(0, 3, 1))",
+    "masked_scatter": "rand(3).masked_scatter_(ints(1, 1, 1) > 0, rand(2))",
+    "repeat_output_size": "torch.repeat_interleave(rand(3), ints(1, 1, 2), output_size=7)",
+    "segment_reduce_lengths": """
+        torch.segment_reduce(rand(3), "sum", lengths=ints(4, -1), unsafe=True)""",
+    "sparse_compressed_invariants": """
+        rows, columns = ints(0, 1, 2), ints(0, 2)
+        torch.sparse_csr_tensor(rows, columns, rand(2), (2, 2), check_invariants=True)""",
+    "grouped_mm_align_in": """
+        offs = ints(3, 32, dtype=torch.int32)
+        torch._grouped_mm(rand(16, 32).bfloat16(), rand(32, 16).bfloat16(), offs=offs)""",
+    "poisson": "torch.poisson(torch.tensor([1.0, -1.0], device='cuda'))",
+    "assert_async_msg": "torch._assert_async(ints(3) > 4, 'too large')",
+    "multinomial_sum": """
+        torch.multinomial(torch.zeros(2, device="cuda"), 2, replacement=True)""",
+}
+PRELUDE = """
+import torch
+from torch.nn import functional as F
+def ints(*values, dtype=torch.int64):
+    return torch.tensor(values, dtype=dtype, device="cuda")
+def rand(*size):
+    return torch.randn(*size, device="cuda")
+"""
+
+
+def test_a_replay_finds_and_explains_what_is_no_plain_index(tmp_path: Path) -> None:
+    snippets = {id: PRELUDE + textwrap.dedent(code) for id, code in REPLAYED.items()}
+    seen = replays.run_each(
+        snippets, tmp_path / "replay", engine="cpu", real_floats=True, capability=(9, 0)
+    )
+    for id, case in ((id, CASES[id]) for id in REPLAYED):
+        fault = seen[id].observed[0]
+        assert (fault.finding.op, fault.finding.argument) == (case.op, case.argument), id
+        assert fault.finding.bad_values == case.bad, id
+        cause, _ = diagnosis.diagnose(fault)
+        assert cause.key in case.causes.split(), id
+
+
 # ---- the table
 
 
@@ -525,7 +581,7 @@ def page() -> str:
         (
             "# What is recognised, found and explained",
             "",
-            "Made by `python -m tests.test_coverage`, which plants one fault for each assert that "
+            "Made by `python tests/test_coverage.py`, which plants one fault for each assert that "
             "a user can reach in one process. Asserts for the same mistake share it.",
             "",
             "A site is one line with one text in the GPU code of torch 2.14.1; the messages of "
@@ -550,7 +606,7 @@ def test_all_73_sites_are_in_the_cases() -> None:
 
 
 def test_the_page_shows_what_was_seen() -> None:
-    assert PAGE.read_text() == page(), "run `python -m tests.test_coverage`"
+    assert PAGE.read_text() == page(), "run `python tests/test_coverage.py`"
 
 
 if __name__ == "__main__":

@@ -90,9 +90,9 @@ def test_before_anything_has_happened(start_kernel):
     quoted = kernel.run("%assertdoc explain don't --know \"this").stdout
     assert "Nothing is known about" in quoted
     line = (
-        "Loss.cu:250: nll_loss: block: [0,0,0], thread: [3,0,0] Assertion `t >= 0 && t < n_classes`"
+        "Loss.cu:250: nll_loss: block: [0,0,0], thread: [3,0,0] Assertion `t >= 0 && t < n_classes"
     )
-    assert "label" in kernel.run(f"%assertdoc explain {line} failed.").stdout.lower()
+    assert "label" in kernel.run(f"%assertdoc explain {line}` failed.").stdout.lower()
 
 
 def test_a_clean_cell_a_faulty_one_and_the_files(kernel):

@@ -35,7 +35,7 @@ class Loop:
         self.lists: deque[Any] = deque(maxlen=KEPT_LISTS)
         self.asked = 0  # lists handed out in all
         self.indices = 0
-        self.finished = False
+        self.exhausted = False  # the sampler has no more lists
         self.iterator: weakref.ref[Any] | None = None
 
     def note(self, indices: Any) -> None:
@@ -50,10 +50,17 @@ class Loop:
 
     def yielded(self) -> list[Any]:
         """The lists of the batches that the user's loop has received (workers run ahead)."""
-        iterator = self.iterator() if self.iterator is not None else None
-        ahead = self.asked - iterator._num_yielded if iterator is not None else 0
-        kept = list(self.lists)
+        kept, ahead = list(self.lists), self._ahead()
         return kept[: len(kept) - ahead] if 0 < ahead < len(kept) else kept
+
+    @property
+    def finished(self) -> bool:
+        """The user's loop has used up the loader."""
+        return self.exhausted and self._ahead() <= 0
+
+    def _ahead(self) -> int:
+        iterator = self.iterator() if self.iterator is not None else None
+        return self.asked - iterator._num_yielded if iterator is not None else 0
 
     @property
     def first(self) -> int:
@@ -101,7 +108,7 @@ class LoaderWatch:
                 indices = plain_next(self)
             except StopIteration:
                 if loop is not None:
-                    loop.finished = True
+                    loop.exhausted = True
                 raise
             if loop is not None:
                 loop.note(indices)

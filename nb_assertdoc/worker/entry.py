@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import salvage
-from ..frames import Cells
+from ..frames import Cells, at_top
 from ..model import Evidence, Observed, Order, Outcome, RealError, from_json, to_json
 from .output import Captured
 
@@ -184,7 +184,6 @@ class Run:
             return None
         unknown = self.hooks.unknown(usage.tensor)
         most = () if usage.bound is None else (usage.bound.high,)
-        from .. import devices
         from .. import devices, indexing
         from .hooks import is_ghost
 
@@ -250,7 +249,7 @@ class Run:
         self._check_grace(
             (loop.source, iteration) if self._fault_step is not None else None, loop.source
         )
-        if frame.f_code.co_name == "<module>":
+        if at_top(frame.f_code):
             self._steps = max(self._steps, iteration + 1)
             limit = self.order.max_steps
             if limit is not None and iteration >= limit:

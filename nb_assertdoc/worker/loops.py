@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
-from ..frames import Cells
+from ..frames import Cells, at_top
 
 _GENERATOR = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 
@@ -116,7 +116,7 @@ class LoopCounter:
             return ()
         if filename not in self._files:
             self._files[filename] = _loops_of("".join(linecache.getlines(filename)))
-        first = 0 if code.co_name == "<module>" else code.co_firstlineno
+        first = 0 if at_top(code) else code.co_firstlineno
         return tuple(self._files[filename].get(first, ()))
 
 

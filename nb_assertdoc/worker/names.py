@@ -107,7 +107,7 @@ def name_of(thing: Any, users: list[FrameType]) -> str | None:
     scopes = _scopes(users)
     for scope in scopes:
         for name, value in list(scope.items()):
-            if value is thing and not name.startswith("_"):
+            if value is thing and name != "self" and not name.startswith("_"):
                 return name
     for scope in scopes:
         for name, value in list(scope.items()):

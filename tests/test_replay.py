@@ -1,0 +1,196 @@
+"""The host's side of a replay: limits, deaths, interrupts, and the user's own batches."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import replays
+from kernels import Kernel
+
+from nb_assertdoc.errors import WorkerError
+
+FAULT = 'torch.nn.Embedding(3, 2).to("cuda")(torch.tensor([3], device="cuda"))'
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        ("import os; os._exit(7)", "ended by itself with exit code 7"),
+        ("import ctypes; ctypes.string_at(0)", "was killed by SIGSEGV"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed by SIGKILL"),
+    ],
+)
+def test_a_worker_that_dies_is_told(tmp_path: Path, cell: str, words: str) -> None:
+    with pytest.raises(WorkerError, match=words):
+        replays.run(cell, tmp_path / "order")
+
+
+def test_a_kernel_that_cannot_start_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "ipykernel_launcher.py"
+    broken.write_text("raise ImportError('a broken ipykernel')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(WorkerError, match="did not start.*a broken ipykernel"):
+        replays.run("1", tmp_path / "order")
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "while True: pass",
+        "import ctypes; ctypes.CDLL(None).pause()",
+        "while True:\n    try:\n        while True: pass\n    except KeyboardInterrupt: pass",
+        "try:\n    while True: pass\nexcept KeyboardInterrupt: pass",
+    ],
+)
+def test_a_cell_that_never_ends_is_stopped(tmp_path: Path, cell: str) -> None:
+    evidence = replays.run(cell, tmp_path / "order", seconds=1.0)
+    assert evidence.outcome == "stopped"
+    assert "the replay's time was up" in evidence.differences
+
+
+def test_memory_is_limited(tmp_path: Path) -> None:
+    cell = "held = []\nwhile True: held.append(bytearray(10_000_000))"
+    evidence = replays.run(cell, tmp_path / "order", memory_bytes=900_000_000)
+    assert evidence.outcome == "stopped"
+    assert "the replay needed more than 0.9 GB of memory" in evidence.differences
+
+
+def test_output_goes_nowhere(tmp_path: Path) -> None:
+    cell = """
+        import os, sys
+        from IPython.display import HTML, display
+        for _ in range(100):
+            print("x" * 1_000_000)
+            sys.stderr.write("y" * 1_000_000)
+            os.write(1, b"z" * 1_000_000)
+            display(HTML("h" * 1_000_000))
+    """
+    host = psutil.Process()
+    before = host.memory_info().rss
+    evidence = replays.run(cell, tmp_path / "order")
+    assert evidence.outcome == "clean"
+    assert host.memory_info().rss - before < 50_000_000
+    assert (tmp_path / "order" / "kernel.log").stat().st_size < 1_000_000
+
+
+def test_magics_commands_and_await(tmp_path: Path) -> None:
+    harm = tmp_path / "harm"
+    cell = textwrap.dedent(
+        f"""\
+        %matplotlib inline
+        !touch {harm}
+        %pip install nothing
+        import asyncio, os, torch
+        os.system("touch {harm}")
+        await asyncio.sleep(0)
+        {FAULT}"""
+    )
+    evidence = replays.run(cell, tmp_path / "order")
+    (observed,) = evidence.observed
+    assert (observed.finding.location.line, observed.finding.location.source) == (7, FAULT)
+    assert not harm.exists()
+    said = "\n".join(evidence.differences)
+    assert f"touch {harm}" in said and "pip install nothing" in said
+
+
+def test_input_has_no_answer(tmp_path: Path) -> None:
+    evidence = replays.run("name = input('?')", tmp_path / "order")
+    assert evidence.outcome == "other_error"
+    assert "the cell asks for input(): a replay has no one to answer" in evidence.differences
+
+
+# ---- interrupts and the host's death
+
+HANGS = {
+    "a loop": "while True: pass",
+    "a call of C": "import ctypes; ctypes.CDLL(None).pause()",
+    "one that catches": "while True:\n    try:\n        while True: pass\n"
+    "    except KeyboardInterrupt: pass",
+}
+
+
+def workers(of: int) -> list[psutil.Process]:
+    """The kernels that a process has started."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(of).children(recursive=True)
+    return []
+
+
+@pytest.mark.parametrize("moment", ["saving", "loading", "replaying"])
+@pytest.mark.parametrize("hang", HANGS)
+def test_an_interrupt_stops_the_replay(
+    start_kernel: Callable[..., Kernel], moment: str, hang: str
+) -> None:
+    if moment != "replaying" and hang != "a loop":
+        pytest.skip("the cell does not run yet")
+    kernel = start_kernel(simulated_gpu=True, extension=True)
+    pid = kernel.value("__import__('os').getpid()")
+    again = textwrap.indent(HANGS[hang], "    ")
+    cell = f"import torch\nif not torch.cuda.is_initialized():\n{again}\n{FAULT}.sum().item()"
+    asked: list[str] = []
+
+    def interrupt(message: dict[str, Any]) -> None:
+        text = str(message["content"].get("data", {}).get("text/plain", ""))
+        if moment in text and not asked:
+            asked.append(text)
+            kernel.interrupt()
+
+    kernel.run("import torch; torch.ones(1, device='cuda')")
+    outcome = kernel.run(cell, on_message=interrupt)
+    assert asked
+    assert outcome.status == "error"
+    assert outcome.reply["ename"] == "AcceleratorError"
+    assert outcome.report["confidence"] == "not_found"
+    assert "interrupted" in outcome.report["headline"]
+    assert workers(pid) == []
+
+
+HOST = """
+import sys
+sys.path.insert(0, {tests!r})
+import replays
+from pathlib import Path
+cell = "import os; open({mark!r}, 'w').write(str(os.getpid()))\\nwhile True: pass"
+replays.run(cell, Path({folder!r}))
+"""
+
+
+def test_a_worker_dies_with_its_host(tmp_path: Path) -> None:
+    mark = tmp_path / "order" / "running"
+    os.mkfifo(_parent(mark))
+    host = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            HOST.format(tests=str(Path(__file__).parent), mark=str(mark), folder=str(mark.parent)),
+        ]
+    )
+    worker = psutil.Process(int(mark.read_text()))  # waits until the cell runs
+    host.send_signal(signal.SIGKILL)
+    host.wait()
+    worker.wait(timeout=20)
+
+
+def _parent(path: Path) -> Path:
+    path.parent.mkdir()
+    return path
+
+
+def test_no_temporary_folder(start_kernel: Callable[..., Kernel]) -> None:
+    kernel = start_kernel(simulated_gpu=True, extension=True)
+    kernel.run("import torch, tempfile; tempfile.tempdir = '/nowhere'")
+    outcome = kernel.run(f"{FAULT}.sum().item()")
+    assert outcome.reply["ename"] == "AcceleratorError"
+    assert "cannot use its temporary folder" in outcome.report["headline"]
