@@ -288,6 +288,16 @@ def test_other_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert not report.exists()
 
 
+def test_launch_blocking_is_set_before_the_notebook(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = "import os\nassert os.environ['CUDA_LAUNCH_BLOCKING'] == '1'"
+    notebook = write(tmp_path / "a.ipynb", CODE | {"source": source})
+    assert main(["run", str(notebook), "--launch-blocking"]) == 0
+    assert main(["run", str(notebook)]) == 1
+    assert "KeyError" in capsys.readouterr().err
+
+
 def test_timeout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     notebook = write(
         tmp_path / "a.ipynb", CODE | {"source": "import threading; threading.Event().wait()"}

@@ -32,7 +32,7 @@ VARIANTS = {
     "drop_last": "DataLoader(data, batch_size=4, shuffle=True, drop_last=True)",
     "workers": "DataLoader(data, batch_size=4, shuffle=True, num_workers=2)",
     "persistent workers": "DataLoader(data, batch_size=2, num_workers=1, persistent_workers=True)",
-    "own batch sampler": "DataLoader(data, batch_sampler=BatchSampler(range(9), 3, drop_last=True))",
+    "own batch sampler": "DataLoader(data, batch_sampler=BatchSampler(range(9), 3, True))",
     "generator": "DataLoader(data, batch_size=4, shuffle=True, generator=torch.Generator())",
 }
 

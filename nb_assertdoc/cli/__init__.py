@@ -69,6 +69,7 @@ def _run(options: argparse.Namespace) -> int:
         folder,
         kernel=options.kernel,
         simulated_gpu=options.simulated_gpu,
+        launch_blocking=options.launch_blocking,
         last=options.cell,
         engine=options.engine,
         seconds=options.timeout,
@@ -181,6 +182,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("-k", "--kernel", metavar="NAME", help="kernel name (default: this Python)")
     run.add_argument(
         "--simulated-gpu", action="store_true", help="pretend that this machine has a GPU"
+    )
+    run.add_argument(
+        "--launch-blocking",
+        action="store_true",
+        help="run CUDA synchronously: slow, and the traceback names the true line",
     )
     run.add_argument("--cell", type=int, metavar="N", help="stop after cell N (0-based)")
     _add_replay(run, "most seconds for one cell, its diagnosis included")

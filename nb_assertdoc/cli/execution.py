@@ -19,6 +19,7 @@ import msgspec
 from nb_assertdoc import model
 from nb_assertdoc.errors import UsageError, WorkerError
 
+LAUNCH_BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}  # before CUDA starts, or it has no effect
 # Who runs this command asks for the replay. One expression: it leaves no name in the notebook.
 USE_ASKED_BUDGET = (
     "(lambda settings: setattr(settings, 'replay_seconds', settings.asked_seconds))"
@@ -49,6 +50,7 @@ def execute(
     *,
     kernel: str | None = None,
     simulated_gpu: bool = False,
+    launch_blocking: bool = False,
     last: int | None = None,
     engine: str | None = None,
     seconds: float | None = None,
@@ -60,6 +62,7 @@ def execute(
         folder: working directory.
         kernel: name of a kernel, default: this interpreter.
         simulated_gpu: load the simulated GPU first.
+        launch_blocking: run CUDA synchronously, so that the traceback names the true line.
         last: index of the last cell to run, default: all.
         engine: replay a crash with this engine too, after the automatic replay.
         seconds: limit for one cell, replays included.
@@ -73,7 +76,8 @@ def execute(
 
         # `timeout` takes whole seconds only.
         client = NotebookClient(notebook, km=manager, timeout_func=lambda cell: seconds)
-        async with _started(client, manager, folder, log):
+        environment = {**os.environ, **(LAUNCH_BLOCKING if launch_blocking else {})}
+        async with _started(client, manager, folder, environment, log):
             await _load_extensions(client, kernel, simulated_gpu)
             for index, cell in enumerate(notebook.cells[: None if last is None else last + 1]):
                 saved = cell.get("outputs")
@@ -94,13 +98,17 @@ def execute(
 
 
 @contextlib.asynccontextmanager
-async def _started(client: Any, manager: Any, folder: Path, log: IO[bytes]) -> AsyncIterator[None]:
+async def _started(
+    client: Any, manager: Any, folder: Path, environment: dict[str, str], log: IO[bytes]
+) -> AsyncIterator[None]:
     """`client`'s kernel, started, and shut down at the end.
 
     A kernel sends what cells write, and copies what libraries write to its own standard output and
     error, too: that copy goes to `log`.
     """
-    setup = client.async_setup_kernel(cleanup_kc=True, cwd=str(folder), stdout=log, stderr=log)
+    setup = client.async_setup_kernel(
+        cleanup_kc=True, cwd=str(folder), env=environment, stdout=log, stderr=log
+    )
     async with contextlib.AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(setup)

@@ -62,7 +62,7 @@ def bad_rows(batch: Any, size: int, usage: Usage, bad: Bad) -> tuple[int, ...]:
     """Rows of a batch of `size` that hold the bad values; () where the call mixed the rows.
 
     The batch dimension comes first, or was flattened with what follows it. Where the batch holds
-    the bad values itself, it must hold them in these very rows.
+    the very bad values, as often, it must hold them in these rows.
     """
     tensor = usage.tensor
     flattened = tensor.dim() == 1 and tensor.numel() != size
@@ -73,15 +73,15 @@ def bad_rows(batch: Any, size: int, usage: Usage, bad: Bad) -> tuple[int, ...]:
     with devices.raw():
         rows = _rows(usage.rule(tensor), size)
         wanted = torch.tensor([v for v in bad.values if isinstance(v, int)], dtype=torch.long)
-        holders = [
-            _rows(torch.isin(leaf.detach().long(), wanted), size)
+        held = [
+            torch.isin(leaf.detach().long(), wanted)
             for _, leaf in leaves(batch)
             if not (is_ghost(leaf) or leaf.is_floating_point() or leaf.is_complex())
             and leaf.dim()
             and leaf.shape[0] == size
         ]
-    confirmed = any(rows <= held for held in holders)
-    moved = any(holders) and not confirmed
+        confirmed = any(rows <= _rows(mask, size) for mask in held)
+        moved = not confirmed and any(int(mask.sum()) == bad.count for mask in held)
     return () if moved or (flattened and not confirmed) else tuple(sorted(rows))
 
 
