@@ -273,12 +273,12 @@ class _Kernel:
         return f"the replay's process {how}" + (f": {words}" if words else "")
 
     def last_words(self) -> str:
-        """The end of what the kernel wrote before it died."""
+        """The last line that the kernel wrote before it died: of a traceback, the error."""
         try:
-            log = (self._folder / "kernel.log").read_text(errors="replace")[-600:]
+            log = (self._folder / "kernel.log").read_text(errors="replace")[-2000:]
         except OSError:
             log = ""
-        return (self._words or log).strip()
+        return self._words or log.strip().rpartition("\n")[2]
 
 
 @contextlib.contextmanager

@@ -113,7 +113,9 @@ class Checker:
                 continue
             repair = True
             self._on_fault(usage, bad, func, args, kwargs)
-        if repair and not isinstance(func, str):  # a str: a public function, seen before any operator
+        if repair and not isinstance(
+            func, str
+        ):  # a str: a public function, seen before any operator
             repaired = indexing.repaired(func, args, kwargs, usages)
             if repaired is not None:
                 return repaired

@@ -273,7 +273,9 @@ class Run:
         self._leave("fault" if self.observed else "clean")
 
     def _endless(self, place: str) -> None:
-        self.differences.append(f"stopped: a value that was not computed keeps a loop going, {place}")
+        self.differences.append(
+            f"stopped: a value that was not computed keeps a loop going, {place}"
+        )
         self._leave("fault" if self.observed else "stopped")
 
     # ---- the end

@@ -239,11 +239,7 @@ class GhostHooks(ReplayHooks):
 
     def _mask_as_index(self, index: Any) -> Any:
         """A solid mask has a known number of hits: its positions."""
-        if (
-            isinstance(index, Tensor)
-            and index.dtype in _MASKS
-            and self.unknown(index) is None
-        ):
+        if isinstance(index, Tensor) and index.dtype in _MASKS and self.unknown(index) is None:
             return list(index.nonzero(as_tuple=True))
         return index
 
@@ -286,7 +282,10 @@ class GhostHooks(ReplayHooks):
             func(torch.empty(count, dtype=first.dtype), *args[1:], **kwargs)
             return
         try:
-            func(*(mapped(_ones, a) for a in args), **{k: mapped(_ones, v) for k, v in kwargs.items()})
+            func(
+                *(mapped(_ones, a) for a in args),
+                **{k: mapped(_ones, v) for k, v in kwargs.items()},
+            )
         except (RuntimeError, NotImplementedError):  # its arguments fit no CPU kernel
             self.emulated_skipped = True
 
