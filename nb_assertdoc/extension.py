@@ -15,6 +15,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from . import commands
 from .display import Shown
 from .lazy import Lazy
 from .magics import AssertdocMagics
@@ -60,6 +61,7 @@ class Attached:
         self._plain_showtraceback = shell._showtraceback
         self._was_own = "_showtraceback" in vars(shell)  # not its class's: ipykernel sets it
         shell._showtraceback = self._showtraceback
+        self._undo_commands = commands.watch(shell)
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
         self._magics = AssertdocMagics(shell, self)
@@ -74,6 +76,7 @@ class Attached:
                 shell._showtraceback = self._plain_showtraceback
             else:
                 del shell._showtraceback
+        self._undo_commands()
         for event, callback in (("pre_run_cell", self._before), ("post_run_cell", self._after)):
             with contextlib.suppress(ValueError):
                 shell.events.unregister(event, callback)
