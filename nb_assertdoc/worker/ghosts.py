@@ -72,19 +72,21 @@ def _gradients() -> None:
             with contextlib.suppress(RuntimeError):  # C++ holds the tensor: it stays solid
                 torch.utils.swap_tensors(tensor, ghost)
 
-    needs, plain = Tensor.requires_grad_, torch._C.TensorBase.requires_grad
+    needs: Any = Tensor.requires_grad_
+    plain: Any = vars(torch._C.TensorBase)["requires_grad"]
 
     def requires_grad_(self: Tensor, requires_grad: bool = True) -> Tensor:
         if requires_grad:
             weightless(self)
-        return needs(self, requires_grad)
+        needs(self, requires_grad)
+        return self
 
     def write(self: Tensor, requires_grad: bool) -> None:
         if requires_grad:
             weightless(self)
         plain.__set__(self, requires_grad)
 
-    Tensor.requires_grad_ = requires_grad_  # type: ignore[method-assign]
+    Tensor.requires_grad_ = requires_grad_  # type: ignore[assignment,method-assign]
     Tensor.requires_grad = property(plain.__get__, write)  # type: ignore[assignment]
 
     def born(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,7 +218,8 @@ def _rejections() -> None:
 
     def trunc_normal_(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not is_ghost(tensor) or tensor.is_cuda or tensor.numel() > _DRAWN:
-            return plain(tensor, *args, **kwargs)
+            plain(tensor, *args, **kwargs)
+            return tensor
         plain(torch.empty(tensor.shape, dtype=tensor.dtype), *args, **kwargs)
         return tensor
 

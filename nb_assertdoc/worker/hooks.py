@@ -213,9 +213,21 @@ class GhostHooks(ReplayHooks):
                 self._spoil(tensor)
         out = _give_back(func, args, kwargs, out)
         truth = _truth(name, args, tensors, out)
+        if truth is None and name in _ABSORBS:
+            truth = self._absorbed(_ABSORBS[name], tensors)
         if truth is not None:
             out._nb_truth = truth
         return out
+
+    def _absorbed(self, by: bool, tensors: list[Tensor]) -> bool | None:
+        """True wins in an `or`, False in an `and`, whatever the rest: generation ends so."""
+        for t in tensors:
+            known = t.__dict__.get("_nb_truth")
+            if known is None and t.dtype == torch.bool and t.numel() and self.unknown(t) is None:
+                known = bool(t.all()) if by else bool(t.any())
+            if known is by:
+                return by
+        return None
 
     def _on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in _NEEDS_VALUES:
@@ -367,6 +379,12 @@ _KEEPS_TRUTH = {
         "all any view expand clone mul bitwise_and logical_and bitwise_or logical_or _to_copy "
         "reshape squeeze unsqueeze detach alias sum count_nonzero max"
     ).split()
+}
+
+_ABSORBS = {
+    f"aten::{kind}_{word}": word == "or"
+    for kind in ("bitwise", "logical")
+    for word in ("or", "and")
 }
 
 

@@ -72,7 +72,7 @@ class GhostInt(MadeUp, int):
         return (int, (int(self),))
 
 
-class GhostArray(MadeUp, np.ndarray):
+class GhostArray(MadeUp, np.ndarray):  # type: ignore[misc]  # numpy is Any to mypy
     """An array that was made up, and what numpy's operators make of it: for numpy an array."""
 
     def __reduce__(self) -> Any:
@@ -140,10 +140,10 @@ for _name in ("eq", "ne"):
 
 
 # torch's functions and methods that make a tensor of numbers, or whose result hangs on one. A
-# TorchFunctionMode would see all of them, and would also answer the getters that `devices` relies on.
+# TorchFunctionMode would see all of them, and also answer the getters that `devices` relies on.
 _FUNCTIONS = (
-    "tensor as_tensor from_numpy full arange linspace zeros ones empty rand randn randint randperm eye "
-    "clamp add sub mul where full_like remainder fmod div"
+    "tensor as_tensor from_numpy full arange linspace zeros ones empty rand randn "
+    "randint randperm eye clamp add sub mul where full_like remainder fmod div"
 ).split()
 _METHODS = (
     "__getitem__ __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __mod__ __floordiv__ "
@@ -164,7 +164,7 @@ def install() -> None:
             setattr(owner, name, _marking(getattr(owner, name)))
     for name in ("size", "numel", "nelement"):
         setattr(Tensor, name, _sized(getattr(Tensor, name)))
-    Tensor.shape = property(_sized(_shape))  # type: ignore[assignment,misc]
+    Tensor.shape = property(_sized(_shape))  # type: ignore[assignment]
 
 
 def _marking(make: Callable[..., Any]) -> Callable[..., Any]:

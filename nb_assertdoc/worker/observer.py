@@ -319,9 +319,10 @@ def _scan(loader: Any, dataset: Any, path: Path, usage: Usage) -> Values | None:
     seen, bad_count = Seen(), 0
     end = time.monotonic() + SCAN_SECONDS
     size = loader.batch_size or 1
-    rows = min(len(dataset), SCAN_ROWS)
-    complete = rows == len(dataset)
+    complete = False
     try:
+        rows = min(len(dataset), SCAN_ROWS)  # a stream has no length
+        complete = rows == len(dataset)
         for start in range(0, rows, size):
             if time.monotonic() > end:
                 complete = False
