@@ -18,7 +18,6 @@ from . import madeup
 from .hooks import GhostHooks, _to_meta, is_ghost, made_up
 from .madeup import Decisions, GhostArray, MadeUp, marked
 
-
 _DRAWN = 1 << 24  # most elements of a tensor that is filled with values only to draw them
 
 
@@ -211,7 +210,7 @@ def _recurrent() -> None:
 
 
 def _rejections() -> None:
-    """This initialiser draws until the values suit it: on values, so that the host's count comes."""
+    """This initialiser draws until the values suit it: on values, then, as the host does."""
     plain: Any = getattr(torch.nn.init, "_no_grad_trunc_normal_", None)
     if plain is None:
         return

@@ -7,7 +7,6 @@ never reported as a fault.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import devices, indexing
+from . import health
 from .checks import Checker
 
 aten = torch.ops.aten
@@ -212,9 +212,11 @@ class GhostHooks(ReplayHooks):
             if not _is_meta(tensor):
                 self._spoil(tensor)
         out = _give_back(func, args, kwargs, out)
-        truth = _truth(name, args, tensors, out)
-        if truth is None and name in _ABSORBS:
-            truth = self._absorbed(_ABSORBS[name], tensors)
+        truth = None
+        if isinstance(out, Tensor) and is_ghost(out):
+            truth = health.truth(name, args, tensors, out)
+        if truth is None and name in health.ABSORBS:
+            truth = self._absorbed(health.ABSORBS[name], tensors)
         if truth is not None:
             out._nb_truth = truth
         return out
@@ -222,7 +224,7 @@ class GhostHooks(ReplayHooks):
     def _absorbed(self, by: bool, tensors: list[Tensor]) -> bool | None:
         """True wins in an `or`, False in an `and`, whatever the rest: generation ends so."""
         for t in tensors:
-            known = t.__dict__.get("_nb_truth")
+            known: bool | None = t.__dict__.get("_nb_truth")
             if known is None and t.dtype == torch.bool and t.numel() and self.unknown(t) is None:
                 known = bool(t.all()) if by else bool(t.any())
             if known is by:
@@ -371,49 +373,3 @@ def _give_back(func: Any, args: Any, kwargs: Any, out: Any) -> Any:
         return out
     written = _written(func, args, kwargs)
     return written[0] if written else out
-
-
-_KEEPS_TRUTH = {
-    f"aten::{n}"
-    for n in (
-        "all any view expand clone mul bitwise_and logical_and bitwise_or logical_or _to_copy "
-        "reshape squeeze unsqueeze detach alias sum count_nonzero max"
-    ).split()
-}
-
-_ABSORBS = {
-    f"aten::{kind}_{word}": word == "or"
-    for kind in ("bitwise", "logical")
-    for word in ("or", "and")
-}
-
-
-def _truth(name: str, args: Any, tensors: list[Tensor], out: Any) -> bool | None:
-    """The healthy world: nothing is NaN or infinite, `all` holds, `any` does not, none are counted."""
-    if not isinstance(out, Tensor) or not is_ghost(out):
-        return None
-    truths = [t.__dict__.get("_nb_truth") for t in tensors]
-    first = truths[0]
-    if out.dtype != torch.bool:  # how many are NaN
-        counted = name in _KEEPS_TRUTH and not out.is_floating_point()
-        return False if counted and first is False else None
-    other = args[1] if len(args) > 1 else None
-    if name in ("aten::isnan", "aten::isinf", "aten::_is_any_true"):
-        return False
-    if name in ("aten::isfinite", "aten::_is_all_true"):
-        return True
-    if name in ("aten::eq", "aten::ne", "aten::gt"):
-        if other is args[0] and name != "aten::gt":
-            return name == "aten::eq"
-        if isinstance(other, float) and math.isinf(other):
-            return name == "aten::ne"
-        if first is False and type(other) is int and other == 0:
-            return name == "aten::eq"
-        return None
-    if name in ("aten::all", "aten::any") and first is None:
-        return name == "aten::all"
-    if name in ("aten::logical_not", "aten::bitwise_not"):
-        return None if first is None else not first
-    if name in _KEEPS_TRUTH and all(t is not None for t in truths):
-        return any(truths) if name.endswith("_or") else all(truths)
-    return None

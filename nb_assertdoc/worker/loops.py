@@ -52,6 +52,7 @@ class LoopCounter:
         self._on_step = on_step
         self._loops: dict[CodeType, tuple[Loop, ...]] = {}
         self._files: dict[str, dict[int, list[Loop]]] = {}
+        self._of_user: dict[str, bool] = {}
         self._running: dict[FrameType, _Counts] = {}
 
     def start(self) -> None:
@@ -74,6 +75,11 @@ class LoopCounter:
 
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
+        of_user = self._of_user.get(code.co_filename)  # a code's own hash is slow to compute
+        if of_user is None:
+            of_user = self._of_user[code.co_filename] = self._cells.is_user(code.co_filename)
+        if not of_user:
+            return None
         loops = self._loops.get(code)
         if loops is None:
             loops = self._loops[code] = self._find(code)
@@ -112,8 +118,6 @@ class LoopCounter:
 
     def _find(self, code: CodeType) -> tuple[Loop, ...]:
         filename = code.co_filename
-        if not self._cells.is_user(filename):
-            return ()
         if filename not in self._files:
             self._files[filename] = _loops_of("".join(linecache.getlines(filename)))
         first = 0 if at_top(code) else code.co_firstlineno

@@ -27,7 +27,9 @@ class Overlay:
         self._files = files
         self._cwd = cwd
         self._free = (*_SYSTEM, *free)
+        self._under_free = tuple(f"{root}/" for root in self._free)
         self._gone: set[str] = set()  # what they held is gone; what was made anew is in `files`
+        self._folders: dict[str, str] = {}  # known folders, links resolved: imports read thousands
 
     def _path(self, path: Any, dir_fd: int | None = None, follow: bool = True) -> str:
         """The absolute path as the replay sees it, links resolved (the last one if `follow`)."""
@@ -37,7 +39,19 @@ class Overlay:
         start = self._cwd if dir_fd is None else real["readlink"](f"/proc/self/fd/{dir_fd}")
         if start.startswith(self._files + "/"):
             start = start.removeprefix(self._files)
-        parts = os.path.join(start, text).split("/")[::-1]
+        folder, _, name = os.path.join(start, text).rpartition("/")
+        if name in ("", ".", ".."):
+            return self._resolved(f"{folder}/{name}", text, follow)
+        known = self._folders.get(folder)
+        if known is None:
+            known = self._folders[folder] = self._resolved(folder, text, True)
+        here = os.path.join(known, name)
+        if not follow or self._link(here) is None:
+            return here
+        return self._resolved(here, text, True)
+
+    def _resolved(self, path: str, text: str, follow: bool) -> str:
+        parts = path.split("/")[::-1]
         done, links = "/", 0
         while parts:
             part = parts.pop()
@@ -67,10 +81,10 @@ class Overlay:
         return target
 
     def _is_free(self, path: str) -> bool:
-        return any(path == root or path.startswith(root + "/") for root in self._free)
+        return path.startswith(self._under_free) or path in self._free
 
     def _is_gone(self, path: str) -> bool:
-        while path != "/":
+        while self._gone and path != "/":
             if path in self._gone:
                 return True
             path = os.path.dirname(path)
@@ -129,6 +143,7 @@ class Overlay:
         elif lexists(own):
             real["unlink"](own)
         self._gone.add(where)
+        self._folders.clear()
 
     def _own_tree(self, path: str) -> str:
         own, seen = self._own(path), self._seen(path)

@@ -241,6 +241,7 @@ class Sandbox(Overlay):
         self._drop(new)
         real["rename"](own, target)
         self._gone.add(old)
+        self._folders.clear()
 
     def _hard_link(self, src: Any, dst: Any, **kwargs: Any) -> None:
         """A copy: a true link would reach the user's file."""
@@ -262,6 +263,7 @@ class Sandbox(Overlay):
         if self._exists(where):
             raise error(errno.EEXIST, dst)
         real["symlink"](os.fsdecode(src), self._own(where, copy=False))
+        self._folders.clear()
 
     def _listdir(self, path: Any = ".") -> list[Any]:
         if isinstance(path, int):
