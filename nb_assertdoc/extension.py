@@ -304,9 +304,11 @@ class Attached:
         gone: tuple[str, ...] = ()
         namespace: dict[str, Any] = now
         doubts: tuple[str, ...] = ()
+        patches: tuple[Any, ...] = ()
         if execution.bindings is not None:
             namespace, gone = execution.bindings.namespace(now)
             doubts = execution.bindings.doubts(execution.source)
+            patches = tuple(execution.bindings.patches(namespace))
         else:
             doubts = ("the cell's start was not recorded: variables are as they are now",)
         loop = self.watch.latest
@@ -324,6 +326,7 @@ class Attached:
             crash=crash,
             rng=execution.rng,
             generators=execution.bindings.generators if execution.bindings is not None else {},
+            patches=patches,
             integers=execution.integers,
             loop=loop if loop is not None and loop.execution == execution.number else None,
             cwd=_cwd(),

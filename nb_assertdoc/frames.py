@@ -235,11 +235,16 @@ _LOADER_FRAMES = ("torch/utils/data/", "nb_assertdoc/", "tqdm/")  # host and wor
 
 def loader_key(loader: Any, cells: Cells, frame: FrameType) -> str:
     """A key of the loop over a DataLoader that `frame` begins, alike in host and worker."""
+    return f"{data_key(loader)} @ {call_site(frame, cells, _LOADER_FRAMES)}"
+
+
+def data_key(loader: Any) -> str:
+    """What a loader's key says of its data set."""
     try:
         size = len(loader.dataset)
     except TypeError:
         size = -1
-    return f"{type(loader.dataset).__name__}[{size}] @ {call_site(frame, cells, _LOADER_FRAMES)}"
+    return f"{type(loader.dataset).__name__}[{size}]"
 
 
 def here(depth: int = 1) -> FrameType:

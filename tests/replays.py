@@ -85,9 +85,10 @@ def one(name, text):
     results[name] = {"raised": error, "said": space.get("said"), **evidence}
     run.observed.clear()
     run.differences.clear()
-    run._fault_at = run._fault_step = None
+    run._fault_at = run._fault_step = run.chance = None
     if run.decisions is not None:
         run.decisions.places.clear()
+        run.decisions.leak = None
     run.checker.reset()
 
 # a comprehension: it is no loop of the cell

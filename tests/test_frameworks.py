@@ -10,7 +10,6 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import replays
@@ -205,15 +204,15 @@ def train_pooled(labels):
 
 @dataclass(frozen=True)
 class Planted:
-    """A cell with one bad value. `line` is the text that its location, or its module, must hold."""
+    """A cell with one bad value, and what is to be said of it."""
 
     cell: str
     op: str
     value: int
     cause: str
-    line: str
+    line: str  # text of the faulty line
     module: str | None = None
-    step: int | None = None
+    row: int | None = None  # of the data set
 
 
 HF = COMMON + TEXTS + BERT + TRAINER
@@ -223,59 +222,85 @@ PYG = COMMON + GRAPHS
 
 PLANTED = {
     "trainer, training": Planted(
-        HF + "trainer_of(Texts(16, label=3, at=5), Texts(8)).train()",
+        HF + "trainer_of(Texts(16, label=3, at=5), Texts(8), dataloader_num_workers=2).train()",
         "cross_entropy",
         3,
-        "label_one_based",
-        "trainer_of(",
+        "label_ge_num_classes",
+        "trainer_of(Texts(16,",
+        row=5,
     ),
     "trainer, validation": Planted(
         HF + "trainer_of(Texts(16), Texts(8, token=50, at=6)).train()",
         "embedding",
         50,
-        "token_beyond_table",
-        "trainer_of(",
+        "token_id_ge_vocab",
+        "trainer_of(Texts(16)",
         "bert.embeddings.word_embeddings",
+        row=6,
     ),
-    "accelerate, training": Planted(
+    "accelerate, validation": Planted(
         ACC
         + """
 data = Texts(16), Texts(8, label=-1, at=7)
-model, optimizer, schedule, batches, valid = prepared(*data)
+model, optimizer, schedule, batches, valid = prepared(*data, workers=2)
 train(model, optimizer, schedule, batches)
 validate(model, valid)
 """,
         "cross_entropy",
         -1,
-        "",
+        "label_negative_sentinel",
         "out = model(**batch)",
+        "model",
+        row=7,
     ),
     "lightning, training": Planted(
-        PL + "fit(Texts(16, token=77, at=3), Texts(8))",
+        PL + "fit(Texts(16, token=77, at=3), Texts(8), workers=2)",
         "embedding",
         77,
-        "",
+        "token_id_ge_vocab",
         "return self.head(self.embed(ids).mean(1))",
-        "embed",
+        "model.embed",
+        row=3,
     ),
     "lightning, validation": Planted(
         PL + "fit(Texts(16), Texts(8, label=3, at=5))",
         "cross_entropy",
         3,
-        "",
-        'self.log("val_loss", F.cross_entropy(',
+        "label_ge_num_classes",
+        'self.log("val_loss", F.cross_entropy(logits',
+        "model",
+        row=5,
     ),
     "geometric, edges": Planted(
-        PYG + "train_on(graph(20, bad_edge=20))", "index_select", 20, "", "self.first(x, edge_index)"
-    ),
-    "geometric, labels": Planted(
-        PYG + "train_on(graph(20, bad_label=3), SAGEConv)", "cross_entropy", 3, "", "F.cross_entropy("
+        PYG + "train_on(graph(20, bad_edge=20), epochs=1)",
+        "index",
+        20,
+        "node_index_ge_num_nodes",
+        "F.relu(self.first(x, edge_index))",
+        "net.first",
     ),
     "geometric, attention": Planted(
-        PYG + "train_on(graph(20, bad_edge=25), GATConv)", "index_select", 25, "", "self.first("
+        PYG + "train_on(graph(20, bad_edge=25), GATConv, epochs=1)",
+        "index_select",
+        25,
+        "node_index_ge_num_nodes",
+        "F.relu(self.first(x, edge_index))",
+        "net.first",
+    ),
+    "geometric, labels": Planted(
+        PYG + "train_on(graph(20, bad_label=3), SAGEConv, epochs=1)",
+        "cross_entropy",
+        3,
+        "label_ge_num_classes",
+        "loss = F.cross_entropy(out[data.train_mask]",
     ),
     "geometric, many graphs": Planted(
-        PYG + "train_pooled([0, 1, 1, 0, 1, 0, 2, 1])", "cross_entropy", 2, "", "F.cross_entropy("
+        PYG + "train_pooled([0, 1, 1, 0, 1, 0, 2, 1])",
+        "cross_entropy",
+        2,
+        "label_ge_num_classes",
+        "F.cross_entropy(model(batch), batch.y).backward()",
+        row=6,
     ),
 }
 
@@ -329,4 +354,107 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Snippet]:
     """All cells, in one worker."""
     texts = {f"planted {n}": planted.cell for n, planted in PLANTED.items()}
     texts |= {f"clean {n}": text for n, text in CLEAN.items()}
-    return replays.run_each(texts, tmp_path_factory.mktemp("frameworks"))
+    texts = {name: text.strip() for name, text in texts.items()}
+    return replays.run_each(texts, tmp_path_factory.mktemp("frameworks"), seconds=240.0)
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_found(ran: dict[str, Snippet], name: str) -> None:
+    planted, snippet = PLANTED[name], ran[f"planted {name}"]
+    first = snippet.observed[0]
+    finding = first.finding
+    assert (finding.op, finding.bad_values) == (planted.op, (planted.value,))
+    assert finding.location.source.strip().startswith(planted.line)
+    assert diagnosis.diagnose(first)[0].key == planted.cause
+    assert first.unknown == ()
+    if planted.module is not None:
+        assert finding.module is not None
+        assert finding.module.endswith(planted.module)
+    if planted.row is not None:
+        assert finding.step is not None
+        assert finding.step.dataset_indices == (planted.row,)
+    values = {value for o in snippet.observed for value in o.finding.bad_values}
+    assert values == {planted.value}  # what follows of it, and nothing else
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_clean_cell_ends_clean(ran: dict[str, Snippet], name: str) -> None:
+    snippet = ran[f"clean {name}"]
+    assert snippet.error == ""
+    assert snippet.observed == ()
+
+
+def test_evaluation_gives_its_figures(ran: dict[str, Snippet]) -> None:
+    """Made-up values come through the libraries' own metrics."""
+    names, shape = ran["clean trainer"].said
+    assert {"eval_accuracy", "eval_f1", "eval_loss"} <= set(names)
+    assert shape == [8]
+    assert ran["clean lightning"].said == ["val_accuracy", "val_loss"]
+
+
+# ---- the same from a notebook: only the failing batch and its neighbours are replayed
+
+
+@dataclass(frozen=True)
+class Late:
+    """The same fault in one late batch of a notebook's long loop."""
+
+    prepare: str
+    cell: str
+    found: tuple[str, list[int], str]  # operator, values, cause
+    row: int
+    iteration: int | None = None  # where the loop does not shuffle
+
+
+LATE = {
+    "trainer": Late(
+        HF,
+        """
+trainer = trainer_of(
+    Texts(160, label=3, at=77), Texts(8), dataloader_num_workers=2, max_steps=20, eval_steps=99,
+    save_steps=99,
+)
+trainer.train()
+""",
+        ("cross_entropy", [3], "label_ge_num_classes"),
+        77,
+    ),
+    "accelerate": Late(
+        ACC
+        + "parts = prepared(Texts(160, token=55, at=99), Texts(8), workers=2)\n"
+        + "model, optimizer, schedule, batches, valid = parts",
+        """
+for epoch in range(2):
+    train(model, optimizer, schedule, batches)
+    print(validate(model, valid))
+""",
+        ("embedding", [55], "token_id_ge_vocab"),
+        99,
+    ),
+    "lightning": Late(
+        PL,
+        "fit(Texts(32), Texts(160, label=3, at=118), workers=2)",
+        ("cross_entropy", [3], "label_ge_num_classes"),
+        118,
+        29,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_failing_batch_in_a_notebook(name: str, start_kernel: Callable[..., Kernel]) -> None:
+    late = LATE[name]
+    kernel = start_kernel(simulated_gpu=True, extension=True)
+    prepared = kernel.run(late.prepare, timeout=240)
+    assert prepared.error is None, prepared.text
+    outcome = kernel.run(late.cell, timeout=280)
+    report = outcome.report
+    finding = report["finding"]
+    assert finding is not None, outcome.text
+    found = (finding["op"], finding["bad_values"], report["cause"]["key"])
+    assert found == late.found
+    assert finding["step"]["dataset_indices"] == [late.row]
+    assert late.iteration in (None, finding["step"]["iteration"])
+    (replay,) = report["replays"]
+    assert any("were not run through the model" in text for text in replay["differences"])
+    assert report["confidence"] == "certain"

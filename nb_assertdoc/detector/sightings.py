@@ -73,12 +73,16 @@ def _chain(error: BaseException) -> list[BaseException]:
     return list(reversed(seen.values()))
 
 
+_LONGEST = 200_000  # characters at each end of a text that are read
+
+
 def _text(error: BaseException) -> str:
     """The strings of an exception. Not `str(error)`: it may format a CUDA tensor."""
     own = vars(error)  # of a failed subprocess
     parts = [*error.args, own.get("stderr"), own.get("output")]
     parts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in parts]
-    return "\n".join(str.__str__(part) for part in parts if isinstance(part, str))
+    texts = [str.__str__(part) for part in parts if isinstance(part, str)]
+    return "\n".join(t if len(t) <= 2 * _LONGEST else t[:_LONGEST] + t[-_LONGEST:] for t in texts)
 
 
 def _code(error: BaseException) -> int | None:

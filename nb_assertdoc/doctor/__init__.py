@@ -115,7 +115,9 @@ def _salvage(case: Case, folder: Path, progress: Progress) -> salvage.Salvaged:
         max_bytes=settings().salvage_bytes,
     )
     if case.rng is not None:
-        (folder / "rng.pickle").write_bytes(pickle.dumps((case.rng, dict(case.generators))))
+        (folder / "rng.pickle").write_bytes(
+            pickle.dumps((case.rng, dict(case.generators), case.patches))
+        )
     return saved
 
 

@@ -37,6 +37,7 @@ class Case:
     crash: Crash | None = None
     rng: Any = None  # states of the global random generators
     generators: Mapping[tuple[str, str | None], Any] = field(default_factory=dict)  # of variables
+    patches: tuple[Any, ...] = ()  # what puts back values that the cell changed in place
     integers: Mapping[int, Any] = field(default_factory=dict)
     loop: Loop | None = None
     cwd: str = ""

@@ -11,16 +11,19 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..lazy import Lazy
+from .state import Patch, State
 
 if TYPE_CHECKING:
-    from .. import frames
+    from .. import frames, salvage
 else:
-    frames = Lazy("frames")
+    frames, salvage = Lazy("frames"), Lazy("salvage")
 
 _GENERATORS = {"Generator", "RandomState", "Random"}  # of numpy, torch and Python
 _SIZED = (list, dict, set, deque)
 _ATTRIBUTES = 32  # of one object that are looked at
 _DRAWS = {"sample", "choice", "choices", "shuffle", "pop", "popleft", "popitem", "next", "iter"}
+_SEEDING = {"seed", "manual_seed", "manual_seed_all", "default_rng", "Random", "RandomState"}
+_MOMENT = {"time", "time_ns", "now", "utcnow", "perf_counter", "getpid", "monotonic"}
 _ARRAYS = {"numpy", "pandas", "torch", "polars"}
 
 
@@ -41,10 +44,11 @@ class Bindings:
         self._versions: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self.generators: dict[tuple[str, str | None], Any] = {}
+        self._state = State(namespace)
         for name, value in list(namespace.items()):
             if heavy and isinstance(value, heavy):
                 self._weak[name] = weakref.ref(value)
-                if isinstance(value, tensor) and not value.is_cuda:
+                if isinstance(value, tensor) and not value.is_cuda and not value.is_inference():
                     self._versions[name] = value._version
             elif type(value).__name__ != "frame":
                 self._strong[name] = value
@@ -67,6 +71,10 @@ class Bindings:
                 gone.append(name)
         return found, tuple(gone)
 
+    def patches(self, namespace: Mapping[str, Any]) -> list[Patch]:
+        """What puts back plain values that were changed in place; `namespace` is that of here."""
+        return self._state.changes(namespace)[0]
+
     def doubts(self, cell: str) -> tuple[str, ...]:
         """What the cell changed in place before it died: a replay starts from the changed form."""
         found = []
@@ -74,6 +82,10 @@ class Bindings:
             reference = self._weak[name]()
             if reference is not None and reference._version != version:
                 found.append(name)
+        namespace = self.namespace({})[0]
+        lost = self._state.changes(namespace)[1]
+        if lost:
+            found += set(lost) & set(salvage.reached(frames.body(cell), namespace))
         tree = _parsed(cell)
         if tree is not None:
             found += [
@@ -85,9 +97,14 @@ class Bindings:
             for name, size in self._sizes.items():
                 if name in drawn and len(self._strong[name]) != size:
                     found.append(name)
-        return tuple(
-            f"`{n}` was changed by the cell before it died; the replay began with the changed form"
-            for n in dict.fromkeys(found)
+        seeds = () if tree is None else _seeds_of_the_moment(tree)
+        return (
+            *(
+                f"`{n}` was changed by the cell before it died; the replay began with the changed "
+                "form"
+                for n in dict.fromkeys(found)
+            ),
+            *(f"`{s}` is another seed in the replay" for s in seeds),
         )
 
 
@@ -151,9 +168,22 @@ def _drawn_from(tree: ast.AST) -> set[str]:
         if not isinstance(node, ast.Call):
             continue
         func = node.func
-        called = func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
-        if called in _DRAWS:
+        if _called(node) in _DRAWS:
             found |= {a.id for a in node.args if isinstance(a, ast.Name)}
             if isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name):
                 found.add(func.value.id)
     return found
+
+
+def _seeds_of_the_moment(tree: ast.AST) -> Iterator[str]:
+    """Calls such as `random.seed(time.time())`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _called(node) in _SEEDING:
+            below = [n for a in node.args for n in ast.walk(a) if isinstance(n, ast.Call)]
+            if any(_called(n) in _MOMENT for n in below):
+                yield ast.unparse(node)
+
+
+def _called(node: ast.Call) -> str:
+    func = node.func
+    return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")

@@ -191,6 +191,16 @@ def cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
+def sharing(kind: type, base: type, name: str) -> Any:
+    value = kind.__new__(kind)
+    value.__dict__ = vars(base)[name]
+    return value
+
+
+def set_shared(value: Any, state: dict[str, Any]) -> None:
+    vars(value).update(state)
+
+
 def reopen(name: str, mode: str, encoding: str | None, position: int) -> Any:
     file = open(name, mode, encoding=encoding)  # noqa: SIM115
     file.seek(position)

@@ -76,12 +76,26 @@ def rule_for(kind: type) -> Rule | None:
         return _refuse("its values are on the GPU")
     if issubclass(kind, io.IOBase):
         return _file
-    return None
+    dicts = [(base, n) for base in kind.__mro__ for n, v in vars(base).items() if type(v) is dict]
+    return _sharing(dicts) if dicts else None
 
 
 def _refuse(why: str) -> Rule:
     def rule(pickler: Writing, value: Any) -> Any:
         raise Unsaveable(why)
+
+    return rule
+
+
+def _sharing(dicts: list[tuple[type, str]]) -> Rule:
+    """Instances that have a dictionary of their class as their own (accelerate's states)."""
+
+    def rule(pickler: Writing, value: Any) -> Any:
+        own = getattr(value, "__dict__", None)
+        for base, name in dicts:
+            if own is not None and own is vars(base).get(name):
+                return p.sharing, (type(value), base, name), dict(own), None, None, p.set_shared
+        return pickler.default(value)
 
     return rule
 

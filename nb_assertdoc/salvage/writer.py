@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import ctypes
 import os
 import pickle
@@ -215,6 +216,10 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         self.clock.begin_call()
         try:
             result = reduce(value) if reduce else value.__reduce_ex__(5)
+        except Exception:
+            if reduce or not _refuses_by_itself(type(value)):
+                raise
+            result = copyreg.__newobj__, (type(value),), vars(value)  # type: ignore[attr-defined]
         finally:
             self.clock.end_call()
         if isinstance(result, str):
@@ -298,6 +303,12 @@ class _Scope:
 
     def __reduce__(self) -> Any:
         return p.module_globals, (self.name,)
+
+
+def _refuses_by_itself(kind: type) -> bool:
+    """Python code of its own forbids pickling what has plain attributes (accelerate's models)."""
+    plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
+    return plain and isinstance(getattr(kind, "__getstate__", None), types.FunctionType)
 
 
 def _kind(value: Any) -> str:

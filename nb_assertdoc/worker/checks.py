@@ -61,6 +61,14 @@ def seen_key(usage: Usage) -> tuple[Any, ...]:
     return usage.op, usage.argument, usage.bound.high if usage.bound else None, usage.table
 
 
+def _in_range(usage: Usage) -> bool:
+    """Values that were not computed, but cannot be bad: the positions that `argmax` gives."""
+    limit, bound = usage.tensor.__dict__.get("_nb_below"), usage.bound
+    if limit is None or bound is None or isinstance(bound.high, MadeUp):
+        return False
+    return bool(bound.low <= 0 and limit <= bound.high)
+
+
 class Checker:
     """Looks at the usages of one call at a time.
 
@@ -101,7 +109,8 @@ class Checker:
         repair = False
         for usage in usages:
             if self._unknown(usage.tensor) is not None or self._unknown_bound(usage):
-                self.ghost_operators.add(usage.op)
+                if not _in_range(usage):
+                    self.ghost_operators.add(usage.op)
                 repair = True
                 continue
             self._calls += 1

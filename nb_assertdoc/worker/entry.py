@@ -59,7 +59,7 @@ class Run:
         import torch
 
         from .. import devices, indexing
-        from . import ghosts, hooks, loaders, loops, observer
+        from . import chance, ghosts, hooks, loaders, loops, observer
         from .checks import Checker
 
         self.torch = torch
@@ -106,6 +106,7 @@ class Run:
             self.loaders,
             tuple(c.source for c in self.cells),
         )
+        chance.install(self.cells, self._chance)
         self._name_cells(shell)
         shell.events.register("post_run_cell", self._ended)
         self._load(torch)
@@ -135,14 +136,23 @@ class Run:
             import pickle
 
             from .loaders import _set_rng, set_generator
+            from .rewind import rewind
 
-            states, generators = pickle.loads(state.read_bytes())
+            states, generators, patches = pickle.loads(state.read_bytes())
             _set_rng(states)
-            for (name, attribute), known in generators.items():
-                owner = self.namespace.get(name)
-                set_generator(owner if attribute is None else vars(owner).get(attribute), known)
+            known = [
+                ((name,) if key is None else (name, ("attr", key)), "rng", state)
+                for (name, key), state in generators.items()
+            ]
+            self.not_rewound = rewind(self.namespace, (*known, *patches), set_generator)
 
     remade = False
+    not_rewound: tuple[str, ...] = ()
+    chance: str | None = None  # the first random number that no replay can repeat
+
+    def _chance(self, words: str) -> None:
+        if self._in_cell and self.chance is None:
+            self.chance = words
 
     def _name_cells(self, shell: Any) -> None:
         """Compile each cell under the host's file name: tracebacks and loop keys then agree."""
@@ -160,7 +170,7 @@ class Run:
     error: BaseException | None = None
 
     def _no_shell(self, command: str, *args: Any, **kwargs: Any) -> Any:
-        self.differences.append(f"shell command not run: {command[:80]}")
+        self.differences.append(f"shell command not run: {command[:200]}")
         return []
 
     def _no_input(self, prompt: object = "") -> str:
@@ -174,6 +184,8 @@ class Run:
         self.loaders.install()
         self.loops.start()
         self.checker.reset()
+        if self.decisions is not None:
+            self.decisions.leak = None
         salvage.placeholders.forget_touched()
 
     # ---- while the cell runs
@@ -230,6 +242,12 @@ class Run:
         soft = self.hooks.soft(usage.tensor)
         if soft:
             found.append(soft)
+        size = usage.size_of
+        bound_soft = self.hooks.soft(size) if size is not None else None
+        if size is None and usage.bound is not None and self.decisions is not None:
+            bound_soft = self.decisions.leak  # a number such as `num_classes`
+        if bound_soft:
+            found.append(f"the bound: {bound_soft}")
         if self.decisions is not None:
             found += [
                 f"a value that was not computed decided a branch ({place})"
@@ -241,6 +259,14 @@ class Run:
             found.append("weights that were on the GPU were made anew")
         if self.order.history:
             found.append("earlier cells were run again to rebuild what the cell needs")
+        found += [
+            f"`{name}` was changed by the cell before it died, and could not be put back"
+            for name in self.not_rewound
+        ]
+        if usage.op in self.checker.ghost_operators:
+            found.append(f"an earlier `{usage.op}` was not checked: its values were not computed")
+        if self.chance is not None:
+            found.append(self.chance)
         found += [f"lost value touched: {m}" for m in salvage.touched()]
         found += [f"{m} began anew: its place was lost" for m in salvage.began_anew()]
         return tuple(found)

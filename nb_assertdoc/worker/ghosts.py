@@ -25,7 +25,7 @@ def install(hooks: GhostHooks, cells: Cells) -> Decisions:
     """Patch tensors, parameters, optimizers and savers of this process for ghosts."""
     decisions = MadeUp.decisions = Decisions(cells)
     torch.backends.mha.set_fastpath_enabled(False)  # nested tensors have no shape to be a ghost of
-    _births(hooks)
+    _births(hooks, decisions)
     _gradients()
     _leaving(hooks, decisions)
     _recurrent()
@@ -35,7 +35,7 @@ def install(hooks: GhostHooks, cells: Cells) -> Decisions:
     return decisions
 
 
-def _births(hooks: GhostHooks) -> None:
+def _births(hooks: GhostHooks, decisions: Decisions) -> None:
     """A floating parameter is a ghost from birth: moves then only change its tag."""
     new = torch.nn.Parameter.__new__
 
@@ -53,6 +53,8 @@ def _births(hooks: GhostHooks) -> None:
             devices.tag(parameter, device)
         if sized:
             parameter._nb_size = True
+        if decisions.leak:  # its size may be one of the numbers that went to Python
+            parameter._nb_soft = decisions.leak
         return parameter
 
     torch.nn.Parameter.__new__ = born  # type: ignore[method-assign]
@@ -133,6 +135,11 @@ def _leaving(hooks: GhostHooks, decisions: Decisions) -> None:
             decisions.note()
         return bool(made_up(self.dtype) if known is None else known)
 
+    def leave(self: Tensor) -> None:
+        integers = not (self.is_floating_point() or self.is_complex() or self.dtype == torch.bool)
+        if integers and "_nb_tally" not in self.__dict__:
+            decisions.leaked()
+
     def item(self: Tensor) -> Any:
         if self.numel() != 1:
             raise RuntimeError(
@@ -140,12 +147,16 @@ def _leaving(hooks: GhostHooks, decisions: Decisions) -> None:
             )
         known = self.__dict__.get("_nb_truth")
         value = made_up(self.dtype)
+        if known is None:
+            leave(self)
         return marked(value) if known is None else type(value)(known)
 
     def numpy(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        leave(self)
         return _array(self)
 
     def array(self: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+        leave(self)
         return _array(self).astype(dtype) if dtype is not None else _array(self)
 
     def shown(self: Tensor, *args: Any, **kwargs: Any) -> str:
@@ -166,7 +177,7 @@ def _leaving(hooks: GhostHooks, decisions: Decisions) -> None:
     torch.tensor = functools.wraps(plain_tensor)(tensor)
 
     patched("item", item)
-    patched("tolist", lambda self: marked(_array(self).tolist() if self.dim() else item(self)))
+    patched("tolist", lambda self: marked(numpy(self).tolist() if self.dim() else item(self)))
     patched("numpy", numpy)
     patched("__array__", array)
     patched("__repr__", shown)

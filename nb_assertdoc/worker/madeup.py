@@ -29,6 +29,19 @@ class Decisions:
         self._cells = cells
         self.places: dict[str, int] = {}
         self.on_endless: Callable[[str], None] | None = None  # a `while` that may never end
+        self.leak: str | None = None  # the first integers that left for Python without values
+
+    def leaked(self) -> None:
+        """Integers that were not computed went to Python: as an index they leave no trace."""
+        for frame in stack(here()) if self.leak is None else ():
+            if self._cells.is_user_frame(frame):
+                cell = self._cells.get(frame.f_code.co_filename)
+                where = f"In [{cell.execution_count}]" if cell else frame.f_code.co_filename
+                self.leak = (
+                    f"numbers that were not computed had gone to Python before ({where}, line "
+                    f"{frame.f_lineno}), and may have chosen these values"
+                )
+                return
 
     def note(self) -> None:
         """A comparison or a truth value of something made up was asked for, here."""
@@ -152,6 +165,7 @@ _METHODS = (
     "reshape narrow select split chunk roll"
 ).split()
 _OF_DATA = {"tensor", "as_tensor", "from_numpy", "new_tensor"}
+_OF_NUMBERS = {*_OF_DATA, "arange", "full", "full_like", "new_full"}
 
 
 def install() -> None:
@@ -164,6 +178,14 @@ def install() -> None:
             setattr(owner, name, _marking(getattr(owner, name)))
     for name in ("size", "numel", "nelement"):
         setattr(Tensor, name, _sized(getattr(Tensor, name)))
+    length = Tensor.__len__
+
+    def counted(self: Tensor) -> int:
+        if "_nb_size" in self.__dict__ and not thread.raw and MadeUp.decisions is not None:
+            MadeUp.decisions.leaked()  # `len` gives a plain number, which has no mark
+        return length(self)
+
+    Tensor.__len__ = counted  # type: ignore[method-assign]
     Tensor.shape = property(_sized(_shape))  # type: ignore[assignment]
 
 
@@ -175,9 +197,19 @@ def _marking(make: Callable[..., Any]) -> Callable[..., Any]:
             for made in result if _many(result) else (result,):
                 if isinstance(made, Tensor):
                     _mark(made, make.__name__, args)
+        decisions = MadeUp.decisions
+        leak = decisions.leak if decisions is not None and make.__name__ in _OF_NUMBERS else None
+        if leak and isinstance(result, Tensor) and not _in_loader():
+            result._nb_soft = leak  # type: ignore[attr-defined]
         return result
 
     return call
+
+
+def _in_loader() -> bool:
+    """A data set makes its tensors, which no prediction has a part in."""
+    names = (str(f.f_globals.get("__name__")) for f in stack(here()))
+    return any(name.startswith("torch.utils.data") for name in names)
 
 
 def _sized(read: Callable[..., Any]) -> Callable[..., Any]:

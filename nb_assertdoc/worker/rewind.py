@@ -1,0 +1,80 @@
+"""Puts back what the dead cell had changed in place: see `recorder.state`, which noted it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ..recorder.state import Patch, resolve
+
+
+def rewind(
+    namespace: Mapping[str, Any], patches: Iterable[Patch], put_back: Any
+) -> tuple[str, ...]:
+    """Apply the patches; the names of variables where that failed.
+
+    `put_back(generator, state)` is for random generators.
+    """
+    failed: dict[str, None] = {}
+    for path, kind, old in patches:
+        if path[0] not in namespace:  # the cell does not need it
+            continue
+        try:
+            value = resolve(namespace, path)
+            if kind == "rng":
+                put_back(value, old)
+            else:
+                _APPLY[kind](value, old)
+        except Exception:  # a lost value, or a class that was made anew in another form
+            failed[str(path[0])] = None
+    return tuple(failed)
+
+
+def _items(value: Any, old: Any) -> None:
+    value.clear()
+    value.extend(old)
+
+
+def _shorten(value: Any, length: int) -> None:
+    while len(value) > length:
+        value.pop()
+
+
+def _members(value: Any, old: Any) -> None:
+    value.clear()
+    value.update(old)
+
+
+def _keys(value: Any, old: Any) -> None:
+    changed, new = old
+    for key in new:
+        value.pop(key, None)
+    value.update(changed)
+
+
+def _attributes(value: Any, old: Any) -> None:
+    if not isinstance(value, type):
+        _keys(vars(value), old)
+        return
+    changed, new = old
+    for key in new:
+        with contextlib.suppress(AttributeError):
+            delattr(value, key)
+    for key, held in changed.items():
+        setattr(value, key, held)
+
+
+def _cells(value: Any, old: Any) -> None:
+    for index, held in old[0].items():
+        value.__closure__[index].cell_contents = held
+
+
+_APPLY = {
+    "items": _items,
+    "shorten": _shorten,
+    "members": _members,
+    "keys": _keys,
+    "attributes": _attributes,
+    "cells": _cells,
+}
