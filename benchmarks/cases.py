@@ -1,4 +1,4 @@
-"""Notebooks that fail on a GPU, as the benchmarks run them: models from their configs, no downloads.
+"""Notebooks that fail on a GPU, for the benchmarks: models from their configs, no downloads.
 
 Every notebook takes the device that is there, so the same text fails on the simulated GPU with a
 device-side assert, and on the CPU with an IndexError at the same step.

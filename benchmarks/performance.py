@@ -1,4 +1,4 @@
-"""How long a user waits for the diagnosis, beside what it cannot be faster than, and the other ways.
+"""How long a user waits for the diagnosis, beside its lower limit and beside other ways.
 
     python -m benchmarks.performance [--only bert] [--output docs/performance.md]
 
@@ -10,6 +10,7 @@ Needs what `pip install -e .[test]` installs; about ten minutes and 8 GB of memo
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import platform
 import re
@@ -138,7 +139,7 @@ def measure(case: Case) -> Timing:
     fake = fake_mode(case)
     mine, begun = rerun(case, "nbclient")
     theirs, _ = rerun(case, "papermill")
-    steps = [b - a for a, b in zip(begun, begun[1:], strict=False)]
+    steps = [b - a for a, b in itertools.pairwise(begun)]
     step = statistics.median(steps) if steps else 0.0
     until_step = mine - (len(begun) - 1) * step
     timing = Timing(case.name, found, lowest, fake, mine, theirs, until_step, step)
@@ -179,8 +180,8 @@ def page(timings: Sequence[Timing], seven: tuple[float, int], late: dict[int, fl
     lines = [
         "# How long the diagnosis takes",
         "",
-        "Written by `python -m benchmarks.performance`: everything below was measured one after the",
-        "other in one run. Only the ratios mean something on another machine; the seconds are for",
+        "Written by `python -m benchmarks.performance`, which measured it all one after the other",
+        "in one run. Only the ratios mean something on another machine; the seconds are for",
         f"orientation, on {machine()}.",
         "",
         "The notebooks fail on the simulated GPU. *Diagnosis* is the time from the error to the",
@@ -193,13 +194,13 @@ def page(timings: Sequence[Timing], seven: tuple[float, int], late: dict[int, fl
         "| papermill / diagnosis |",
         "|---|---|---|---|---|---|",
     ]
-    for t in timings:
-        lines.append(
-            f"| {t.name} | {t.diagnosis:.1f} s | **{t.diagnosis / t.floor:.2f}** ({t.floor:.1f} s) "
-            f"| {t.diagnosis / t.fake:.2f} ({t.fake:.1f} s) "
-            f"| **{t.nbclient / t.diagnosis:.1f}** ({t.nbclient:.0f} s) "
-            f"| {t.papermill / t.diagnosis:.1f} ({t.papermill:.0f} s) |"
-        )
+    lines += [
+        f"| {t.name} | {t.diagnosis:.1f} s | **{t.diagnosis / t.floor:.2f}** ({t.floor:.1f} s) "
+        f"| {t.diagnosis / t.fake:.2f} ({t.fake:.1f} s) "
+        f"| **{t.nbclient / t.diagnosis:.1f}** ({t.nbclient:.0f} s) "
+        f"| {t.papermill / t.diagnosis:.1f} ({t.papermill:.0f} s) |"
+        for t in timings
+    ]
     if timings:
         t = timings[0]
         whole = t.until_step + 400 * t.step
@@ -210,6 +211,7 @@ def page(timings: Sequence[Timing], seven: tuple[float, int], late: dict[int, fl
             f"run on the CPU takes **{whole / t.diagnosis:.0f}** times as long as the diagnosis.",
         ]
     seconds, peak = seven
+    first = late[min(late)]
     lines += [
         "",
         "## A model larger than the machine's memory",
@@ -225,7 +227,7 @@ def page(timings: Sequence[Timing], seven: tuple[float, int], late: dict[int, fl
         f"| failing step | {' | '.join(f'{step:,}' for step in late)} |",
         f"|---|{'---|' * len(late)}",
         f"| diagnosis | {' | '.join(f'{s:.1f} s' for s in late.values())} |",
-        f"| / step {min(late)} | {' | '.join(f'{s / late[min(late)]:.2f}' for s in late.values())} |",
+        f"| / step {min(late)} | {' | '.join(f'{s / first:.2f}' for s in late.values())} |",
         "",
     ]
     return "\n".join(lines)

@@ -167,7 +167,7 @@ class Attached:
             self._look(evalue)
         except KeyboardInterrupt:
             pass  # the reply is still the user's own error
-        except Exception:
+        except BaseException:  # a user's exception may answer with SystemExit when it is asked
             log.exception("nb_assertdoc: could not look at the error")
         return result
 
@@ -194,7 +194,7 @@ class Attached:
                 result.error_in_exec = self._handled
         except KeyboardInterrupt:
             pass
-        except Exception:
+        except BaseException:
             log.exception("nb_assertdoc: could not look back at the cell")
 
     # ---- the flow

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from kernels import Kernel
 from replays import Snippet, run_each
 
+from nb_assertdoc.detector import recognise
 from nb_assertdoc.recorder.bindings import Bindings
 from nb_assertdoc.recorder.state import State
 from nb_assertdoc.worker.loaders import set_generator
@@ -185,6 +187,10 @@ CERTAIN = {
     "Random with a seed": "t(torch.tensor([random.Random(1).randrange(9, 99)]))",
     "class kept": "assert isinstance(random.Random(1), random.Random)\nt(torch.tensor([9]))",
     "a count of hits": LIN + "n = (p == 3).sum().item()\nt(torch.tensor([9]))",
+    "weights by chance": (
+        "w = torch.randn(3, 5, device='cuda') @ torch.nn.Linear(5, 5).weight.cuda()\n"
+        "torch.nn.functional.cross_entropy(w[:1], t_ids.cuda())"
+    ),
     "positions in range": (LIN + "torch.nn.Embedding(20, 2)(p)\nt(torch.tensor([9]))\n"),
 }
 
@@ -201,3 +207,49 @@ def test_certain_only_where_nothing_hangs_on_chance(ran: dict[str, Snippet], nam
     assert snippet.error == ""
     (observed,) = snippet.observed
     assert bool(observed.unknown) == (name in DOUBTFUL), observed.unknown
+
+
+ODD = {
+    "args that raise": "args = property(lambda self: 1 / 0)",
+    "args that exit": "args = property(lambda self: exit(3))",
+    "str that raises": "def __str__(self): raise ValueError",
+    "str that exits": "def __str__(self): raise SystemExit(3)",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_any_exception_is_read_without_its_own_code(name: str) -> None:
+    space = notebook(f"class Odd(RuntimeError):\n    {ODD[name]}")
+    assert recognise(space["Odd"]("CUDA error: device-side assert triggered")) is not None
+    assert recognise(space["Odd"]("another")) is None
+
+
+def test_of_a_huge_text_both_ends_are_read() -> None:
+    filler = "x" * 5_000_000
+    assert recognise(RuntimeError("CUDA error: device-side assert triggered\n" + filler))
+    assert recognise(RuntimeError(filler + "\nCUDA error: device-side assert triggered"))
+
+
+BREAK = """
+import nb_assertdoc.detector as detector
+def exits(*args): raise SystemExit(3)
+detector.recognise = exits
+"""
+
+
+def test_an_exit_in_our_own_code_changes_nothing() -> None:
+    with Kernel(extension=True) as kernel:
+        kernel.run(BREAK)
+        failed = kernel.run("1 / 0")
+        assert failed.status == "error"
+        assert failed.error is not None and failed.error["ename"] == "ZeroDivisionError"
+        assert kernel.run("print(7)").stdout == "7\n"
+
+
+def test_a_counter_in_an_object_is_certain_from_where_the_cell_began() -> None:
+    with Kernel(extension=True, simulated_gpu=True) as kernel:
+        kernel.run(TAKES["a cursor in an object"] + "\nimport torch")
+        kernel.run("table = torch.nn.Embedding(5, 2).cuda()")
+        crash = kernel.run("while True: table(torch.tensor([take()]).cuda()).sum().item()")
+        assert crash.report["confidence"] == "certain"
+        assert crash.report["finding"]["bad_values"] == [5]

@@ -1,13 +1,12 @@
 """Training as libraries do it: Hugging Face Trainer, accelerate, Lightning, torch_geometric.
 
 Each library's cells run in real replays: a planted fault is found, and the clean cell ends clean.
-Then the same in notebooks on the simulated GPU, where the failing batch is late, comes from worker
-processes, and only it and its neighbours are replayed.
+Then the same in notebooks on the simulated GPU, where the failing batch is late and comes from
+worker processes.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -116,7 +115,8 @@ class Classifier(L.LightningModule):
         super().__init__()
         self.save_hyperparameters()
         self.embed = nn.Embedding(50, 16)
-        self.head = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+        hidden = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.ReLU())
+        self.head = nn.Sequential(hidden, nn.Linear(16, 3))
         self.accuracy = MulticlassAccuracy(3)
     def forward(self, ids):
         return self.head(self.embed(ids).mean(1))
@@ -364,7 +364,7 @@ def test_planted_fault_is_found(ran: dict[str, Snippet], name: str) -> None:
     first = snippet.observed[0]
     finding = first.finding
     assert (finding.op, finding.bad_values) == (planted.op, (planted.value,))
-    assert finding.location.source.strip().startswith(planted.line)
+    assert planted.line in finding.location.source
     assert diagnosis.diagnose(first)[0].key == planted.cause
     assert first.unknown == ()
     if planted.module is not None:
@@ -392,7 +392,7 @@ def test_evaluation_gives_its_figures(ran: dict[str, Snippet]) -> None:
     assert ran["clean lightning"].said == ["val_accuracy", "val_loss"]
 
 
-# ---- the same from a notebook: only the failing batch and its neighbours are replayed
+# ---- the same from a notebook, by the first replay
 
 
 @dataclass(frozen=True)
@@ -456,5 +456,5 @@ def test_failing_batch_in_a_notebook(name: str, start_kernel: Callable[..., Kern
     assert finding["step"]["dataset_indices"] == [late.row]
     assert late.iteration in (None, finding["step"]["iteration"])
     (replay,) = report["replays"]
-    assert any("were not run through the model" in text for text in replay["differences"])
+    assert (replay["engine"], replay["outcome"]) == ("ghost", "fault")
     assert report["confidence"] == "certain"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from nb_assertdoc.catalogue import Surface, fold, parse, surface_of, surface_of_code
 from nb_assertdoc.model import AssertLine
@@ -73,13 +74,15 @@ def _chain(error: BaseException) -> list[BaseException]:
     return list(reversed(seen.values()))
 
 
+_ARGS: Any = BaseException.__dict__["args"]
 _LONGEST = 200_000  # characters at each end of a text that are read
 
 
 def _text(error: BaseException) -> str:
     """The strings of an exception. Not `str(error)`: it may format a CUDA tensor."""
-    own = vars(error)  # of a failed subprocess
-    parts = [*error.args, own.get("stderr"), own.get("output")]
+    own = object.__getattribute__(error, "__dict__")  # of a failed subprocess
+    # Not `error.args`: a class of the user's may have a property by that name.
+    parts = [*_ARGS.__get__(error), own.get("stderr"), own.get("output")]
     parts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in parts]
     texts = [str.__str__(part) for part in parts if isinstance(part, str)]
     return "\n".join(t if len(t) <= 2 * _LONGEST else t[:_LONGEST] + t[-_LONGEST:] for t in texts)

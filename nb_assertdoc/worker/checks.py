@@ -93,6 +93,7 @@ class Checker:
         self._tightest: dict[tuple[str, str], Tightest] = {}
         self.seen: dict[tuple[Any, ...], Seen] = {}
         self.ghost_operators: set[str] = set()
+        self.unchecked: set[str] = set()  # those of them whose index was not computed
 
     def reset(self) -> None:
         """Forget what earlier cells did: the failing cell begins."""
@@ -101,6 +102,7 @@ class Checker:
         self._tightest.clear()
         self.seen.clear()
         self.ghost_operators.clear()
+        self.unchecked.clear()
 
     def check(
         self, usages: tuple[Usage, ...], func: Any, args: Any, kwargs: Any
@@ -111,6 +113,8 @@ class Checker:
             if self._unknown(usage.tensor) is not None or self._unknown_bound(usage):
                 if not _in_range(usage):
                     self.ghost_operators.add(usage.op)
+                    if usage.kind == "index":
+                        self.unchecked.add(usage.op)
                 repair = True
                 continue
             self._calls += 1

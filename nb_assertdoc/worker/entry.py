@@ -242,12 +242,11 @@ class Run:
         soft = self.hooks.soft(usage.tensor)
         if soft:
             found.append(soft)
-        size = usage.size_of
-        bound_soft = self.hooks.soft(size) if size is not None else None
-        if size is None and usage.bound is not None and self.decisions is not None:
-            bound_soft = self.decisions.leak  # a number such as `num_classes`
-        if bound_soft:
-            found.append(f"the bound: {bound_soft}")
+        leak = self.decisions.leak if self.decisions is not None else None
+        if leak and usage.bound is not None:  # a number such as `num_classes`, or a layer's size
+            size = usage.size_of
+            if size is None or self.hooks.soft(size) == leak:
+                found.append(f"the bound: {leak}")
         if self.decisions is not None:
             found += [
                 f"a value that was not computed decided a branch ({place})"
@@ -263,7 +262,7 @@ class Run:
             f"`{name}` was changed by the cell before it died, and could not be put back"
             for name in self.not_rewound
         ]
-        if usage.op in self.checker.ghost_operators:
+        if usage.op in self.checker.unchecked:
             found.append(f"an earlier `{usage.op}` was not checked: its values were not computed")
         if self.chance is not None:
             found.append(self.chance)

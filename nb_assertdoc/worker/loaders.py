@@ -111,7 +111,7 @@ class Loaders:
         return self._plan is not None and data_key(loader) != self._plan.key.partition(" @ ")[0]
 
     def _library(self, frame: FrameType | None) -> bool:
-        """A trainer asks, which counts the batches that it got: it must expect no more than come."""
+        """A trainer asks, which counts its batches: it must expect no more than will come."""
         for f in stack(frame):
             module = str(f.f_globals.get("__name__", ""))
             if not module.startswith(("torch.utils.data", "nb_assertdoc.")):

@@ -178,7 +178,7 @@ def install() -> None:
             setattr(owner, name, _marking(getattr(owner, name)))
     for name in ("size", "numel", "nelement"):
         setattr(Tensor, name, _sized(getattr(Tensor, name)))
-    length = Tensor.__len__
+    length: Callable[[Tensor], int] = Tensor.__len__
 
     def counted(self: Tensor) -> int:
         if "_nb_size" in self.__dict__ and not thread.raw and MadeUp.decisions is not None:
