@@ -90,7 +90,7 @@ def diagnose(
         notes.append(str(error))
     except OSError as error:
         notes.append(
-            f"the replay cannot use its temporary folder ({error}); set TMPDIR to one it can write to"
+            f"the replay cannot use its temporary folder ({error}); set TMPDIR to another one"
         )
     except Exception as error:  # a fault of ours must not become the user's second crash
         log.exception("nb_assertdoc: the replay failed")

@@ -191,7 +191,7 @@ def cached(function: Callable[..., Any], parameters: Mapping[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-def sharing(kind: type, base: type, name: str) -> Any:
+def sharing(kind: Any, base: type, name: str) -> Any:
     value = kind.__new__(kind)
     value.__dict__ = vars(base)[name]
     return value

@@ -91,7 +91,7 @@ def _sharing(dicts: list[tuple[type, str]]) -> Rule:
     """Instances that have a dictionary of their class as their own (accelerate's states)."""
 
     def rule(pickler: Writing, value: Any) -> Any:
-        own = getattr(value, "__dict__", None)
+        own: Any = getattr(value, "__dict__", None)
         for base, name in dicts:
             if own is not None and own is vars(base).get(name):
                 return p.sharing, (type(value), base, name), dict(own), None, None, p.set_shared

@@ -305,7 +305,7 @@ class _Scope:
         return p.module_globals, (self.name,)
 
 
-def _refuses_by_itself(kind: type) -> bool:
+def _refuses_by_itself(kind: Any) -> bool:
     """Python code of its own forbids pickling what has plain attributes (accelerate's models)."""
     plain = kind.__reduce_ex__ is object.__reduce_ex__ and kind.__reduce__ is object.__reduce__
     return plain and isinstance(getattr(kind, "__getstate__", None), types.FunctionType)
