@@ -12,8 +12,8 @@ from kernels import Kernel
 from replays import Snippet, run_each
 
 from nb_assertdoc.detector import recognise
+from nb_assertdoc.mutations import State
 from nb_assertdoc.recorder.bindings import Bindings
-from nb_assertdoc.recorder.state import State
 from nb_assertdoc.worker.loaders import set_generator
 from nb_assertdoc.worker.rewind import rewind
 

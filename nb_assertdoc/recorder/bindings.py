@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..lazy import Lazy
-from .state import Patch, State
+from ..mutations import Patch, State
 
 if TYPE_CHECKING:
     from .. import frames, salvage

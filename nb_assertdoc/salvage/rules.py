@@ -93,8 +93,9 @@ def _sharing(dicts: list[tuple[type, str]]) -> Rule:
     def rule(pickler: Writing, value: Any) -> Any:
         own: Any = getattr(value, "__dict__", None)
         for base, name in dicts:
-            if own is not None and own is vars(base).get(name):
-                return p.sharing, (type(value), base, name), dict(own), None, None, p.set_shared
+            shared: Any = vars(base).get(name)
+            if shared is not None and own is shared:
+                return p.sharing, (type(value), base, name), dict(shared), None, None, p.set_shared
         return pickler.default(value)
 
     return rule

@@ -1,4 +1,4 @@
-"""Puts back what the dead cell had changed in place: see `recorder.state`, which noted it."""
+"""Puts back what the dead cell had changed in place: see `mutations`, which noted it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..recorder.state import Patch, resolve
+from ..mutations import Patch, resolve
 
 
 def rewind(
