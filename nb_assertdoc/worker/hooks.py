@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .. import devices, indexing
-from . import health
+from . import health, metas
 from .checks import Checker
 from .ranges import is_meta as _is_meta
 from .ranges import note_range
@@ -249,7 +249,7 @@ class GhostHooks(ReplayHooks):
         kwargs = {k: mapped(_to_meta, v) for k, v in kwargs.items()}
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("meta")
-        return func(*args, **kwargs)
+        return metas.run(func, args, kwargs)
 
     def _by_unknown_mask(self, func: Any, args: Any) -> bool:
         """`x[mask]`, where how many hits the mask has was not computed."""

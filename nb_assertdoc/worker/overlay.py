@@ -29,6 +29,7 @@ class Overlay:
         self._free = (*_SYSTEM, *free)
         self._under_free = tuple(f"{root}/" for root in self._free)
         self._gone: set[str] = set()  # what they held is gone; what was made anew is in `files`
+        self._held: set[str] = set()  # folders of which `files` holds something
         self._folders: dict[str, str] = {}  # known folders, links resolved: imports read thousands
 
     def _path(self, path: Any, dir_fd: int | None = None, follow: bool = True) -> str:
@@ -95,7 +96,8 @@ class Overlay:
         if self._is_free(path) or path == "/":
             return path
         copy = self._files + path
-        return copy if lexists(copy) or self._is_gone(path) else path
+        made = os.path.dirname(path) in self._held and lexists(copy)
+        return copy if made or self._is_gone(path) else path
 
     def _own(self, path: str, copy: bool = True) -> str:
         """Where the replay writes `path`: its copy in the scratch folder, made if need be."""
@@ -104,6 +106,7 @@ class Overlay:
         parent, own = os.path.dirname(path), self._files + path
         if not is_dir(self._seen(parent)):
             raise error(errno.ENOENT, path)
+        self._hold(parent)
         real["makedirs"](self._files + parent, exist_ok=True)
         if copy and not lexists(own) and not self._is_gone(path) and lexists(path):
             if is_link(path):
@@ -113,6 +116,16 @@ class Overlay:
             else:
                 self._copy_file(path, own)
         return own
+
+    def _hold(self, folder: str) -> None:
+        while folder not in self._held:
+            self._held.add(folder)
+            folder = os.path.dirname(folder)
+
+    @property
+    def _untouched(self) -> bool:
+        """The replay has changed nothing yet: every path is what it is."""
+        return not self._held and not self._gone
 
     def _copy_file(self, path: str, own: str) -> None:
         with real_open(path, "rb") as old, real_open(own, "wb") as new:

@@ -125,6 +125,8 @@ class Sandbox(Overlay):
     def _open_fd(
         self, path: Any, flags: int, mode: int = 0o666, *, dir_fd: int | None = None
     ) -> int:
+        if not flags & _WRITES and dir_fd is None and self._untouched:
+            return int(real["open"](path, flags, mode))
         where = self._path(path, dir_fd, not flags & os.O_NOFOLLOW)
         if not flags & _WRITES:
             return int(real["open"](self._seen(where), flags, mode))
@@ -170,7 +172,7 @@ class Sandbox(Overlay):
     def _reader(self, name: str, follow: bool = True) -> Callable[..., Any]:
         @functools.wraps(real[name])
         def call(path: Any, *args: Any, dir_fd: int | None = None, **kwargs: Any) -> Any:
-            if isinstance(path, int):
+            if isinstance(path, int) or (dir_fd is None and self._untouched):
                 return real[name](path, *args, **kwargs)
             where = self._path(path, dir_fd, follow and kwargs.get("follow_symlinks", True))
             return real[name](self._seen(where), *args, **kwargs)
