@@ -244,7 +244,7 @@ class AssertdocMagics(Magics):
             if kept is None:
                 raise NothingToReplay("there is no report yet; `%cpu_replay` makes one")
             self._host.report, age = kept
-            print(f"From before the restart, {_ago(age)}:")
+            print(f"From before the restart, {_ago(age)}; this kernel is fresh:")
         return self._host.report
 
     def _explain(self, text: str) -> None:

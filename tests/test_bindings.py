@@ -10,16 +10,42 @@ import pytest
 import torch
 from kernels import Kernel
 
-from nb_assertdoc.recorder.bindings import Bindings
+from nb_assertdoc.recorder.bindings import KEPT_BYTES, Bindings
 
 
-def test_keeps_no_tensor_or_module_alive() -> None:
-    space: dict[str, Any] = {"w": torch.ones(3), "m": torch.nn.Linear(2, 2), "data": [1]}
+def test_keeps_no_module_and_no_large_tensor_alive() -> None:
+    large = torch.empty(KEPT_BYTES + 1, dtype=torch.uint8)
+    space: dict[str, Any] = {"w": large, "m": torch.nn.Linear(2, 2), "data": [1]}
+    del large
     bindings = Bindings(space)
     del space["w"], space["m"]
     found, gone = bindings.namespace(space)
     assert found == {"data": [1]}
     assert sorted(gone) == ["m", "w"]
+
+
+def test_a_name_that_the_cell_gives_to_its_gpu_copy_keeps_its_values() -> None:
+    with Kernel(extension=True, simulated_gpu=True) as kernel:
+        kernel.run(
+            "import torch\nids = torch.tensor([3, 9, 12])\ntable = torch.nn.Embedding(10, 4)"
+        )
+        crash = kernel.run("ids = ids.to('cuda')\nrows = table.to('cuda')(ids)\nrows.sum().item()")
+        assert crash.report["confidence"] == "certain"
+        assert crash.report["finding"]["bad_values"] == [12]
+        assert len(crash.report["replays"]) == 1
+        again = kernel.run("%cpu_replay 1")
+        assert again.report["confidence"] == "clean"
+
+
+def test_a_cell_from_before_the_load_can_be_replayed_by_its_number() -> None:
+    with Kernel(simulated_gpu=True) as kernel:
+        kernel.run("import torch\ntable = torch.nn.Embedding(10, 4)")
+        kernel.run("rows = table(torch.tensor([11]))")
+        kernel.run("undefined_name")  # its error hides the first one
+        kernel.run("%load_ext nb_assertdoc")
+        found = kernel.run("%cpu_replay 2").report
+        assert found["finding"]["bad_values"] == [11]
+        assert found["confidence"] == "likely"
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def kernel() -> Iterator[Kernel]:
         yield kernel
 
 
-def test_nothing_is_kept_alive(kernel):
-    kernel.run("model, big = nn.Linear(3, 3), torch.zeros(1000)")
+def test_nothing_on_the_gpu_is_kept_alive(kernel):
+    kernel.run("model, big = nn.Linear(3, 3), torch.zeros(1000, device='cuda')")
     kernel.run("kept = [weakref.ref(model), weakref.ref(big), weakref.ref(model.weight)]")
     kernel.run("note = 1")
     kernel.run("del model, big; gc.collect()")

@@ -282,6 +282,39 @@ def test_what_cannot_be_saved(pair: Pair) -> None:
     assert result["read"] == result["lost"]
 
 
+def test_objects_of_libraries_that_pickle_badly(pair: Pair) -> None:
+    """Instances that share their class's dictionary; what forbids pickling; as in accelerate."""
+    written = pair(
+        """
+        import pickle, weakref
+        with open("states.py", "w") as file:
+            file.write(
+                "class State:\\n"
+                "    shared = {}\\n"
+                "    def __init__(self): self.__dict__ = State.shared\\n"
+            )
+        from states import State
+        class Loader:
+            def __init__(self):
+                self.state = State()
+                self.state.running = [weakref.ref(self)]
+        class Forward:
+            def __init__(self, function): self.function = function
+            def __call__(self, x): return self.function(x)
+            def __getstate__(self): raise pickle.PicklingError("unwrap me first")
+        loader, state, forward = Loader(), State(), Forward(lambda x: x + 1)
+        """,
+        """
+        assert state.running[0]() is loader
+        assert loader.state.running is state.running
+        state.steps = 3
+        assert loader.state.steps == State().steps == State.shared["steps"] == 3
+        assert forward(1) == 2
+        """,
+    )
+    assert (written["lost"], written["read"]) == ([], [])
+
+
 def test_limits_and_what_does_not_load(pair: Pair) -> None:
     (pair.folder / "only_here.py").write_text("class Thing:\n    pass\n")
     result = pair(

@@ -52,6 +52,9 @@ _CPU = {
 _HINTS = {"TORCH_USE_CUDA_DSA": "dsa", "CUDA_LAUNCH_BLOCKING": "launch-blocking"}
 
 
+_CUT_LINE = re.compile(r"(?:Device-side )?[Aa]ssertion `(.+)['`] failed\.?")
+
+
 def explain(text: str) -> str:
     """What `text` means and what to do, in lines of at most 100 columns.
 
@@ -60,6 +63,8 @@ def explain(text: str) -> str:
     the answer says so and lists the topics.
     """
     asked = " ".join(text.split())
+    if cut := _CUT_LINE.fullmatch(asked):  # the end of a driver's line, its file left out
+        asked = cut[1]
     key = asked.lower().replace(" ", "-").replace("_", "-")
     if key in topics():
         return topics()[key]

@@ -27,12 +27,16 @@ _MOMENT = {"time", "time_ns", "now", "utcnow", "perf_counter", "getpid", "monoto
 _ARRAYS = {"numpy", "pandas", "torch", "polars"}
 
 
-class Bindings:
-    """A shallow copy of a namespace that keeps no tensor, module or frame alive.
+KEPT_BYTES = 256 << 20  # of CPU tensors, before each of the few cells whose bindings are kept
 
-    A strong reference would keep `del model` from freeing GPU memory: an out-of-memory that we
-    made. Of the objects themselves, only the states of random generators, the versions of CPU
-    tensors and the sizes of containers are noted.
+
+class Bindings:
+    """A shallow copy of a namespace that keeps no GPU memory alive.
+
+    A strong reference would keep `del model` from freeing it: an out-of-memory that we made. So
+    modules, frames and CUDA tensors are held weakly, and CPU tensors too beyond `KEPT_BYTES`. Of
+    the objects themselves, only the states of random generators, the versions of CPU tensors and
+    the sizes of containers are noted.
     """
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
@@ -45,8 +49,13 @@ class Bindings:
         self._sizes: dict[str, int] = {}
         self.generators: dict[tuple[str, str | None], Any] = {}
         self._state = State(namespace)
+        left = KEPT_BYTES
         for name, value in list(namespace.items()):
             if heavy and isinstance(value, heavy):
+                if isinstance(value, tensor) and not value.is_cuda:
+                    left -= _bytes(value)
+                    if left >= 0:  # `ids = ids.cuda()` must not lose the only copy of the values
+                        self._strong[name] = value
                 self._weak[name] = weakref.ref(value)
                 if isinstance(value, tensor) and not value.is_cuda and not value.is_inference():
                     self._versions[name] = value._version
@@ -62,6 +71,8 @@ class Bindings:
         found = dict(self._strong)
         gone = []
         for name, reference in self._weak.items():
+            if name in found:
+                continue
             value = reference()
             if value is not None:
                 found[name] = value
@@ -187,3 +198,10 @@ def _seeds_of_the_moment(tree: ast.AST) -> Iterator[str]:
 def _called(node: ast.Call) -> str:
     func = node.func
     return func.attr if isinstance(func, ast.Attribute) else getattr(func, "id", "")
+
+
+def _bytes(tensor: Any) -> int:
+    try:
+        return int(tensor.untyped_storage().nbytes())  # a view keeps all of it
+    except Exception:
+        return int(tensor.numel() * tensor.element_size())  # sparse

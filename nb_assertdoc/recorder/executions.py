@@ -156,8 +156,14 @@ class Recorder:
         return next((e for e in reversed(self.executions) if e.succeeded is False), None)
 
     def by_count(self, count: int) -> Execution | None:
-        """The newest execution with this `In [count]`."""
-        return next((e for e in reversed(self.executions) if e.execution_count == count), None)
+        """The newest execution with this `In [count]`, also from before the extension's load."""
+        for execution in reversed(self.executions):
+            if execution.execution_count == count:
+                return execution
+        sources = self._shell.user_ns.get("In", [])
+        if 0 < count < len(sources) and sources[count]:
+            return Execution(count, count, str(sources[count]), None, self.filename)
+        return None
 
 
 def random_states() -> tuple[Any, Any, Any]:

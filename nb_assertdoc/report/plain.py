@@ -141,13 +141,15 @@ def _also(report: model.Report) -> list[str]:
 
 def _fixes(report: model.Report) -> list[str]:
     rows: list[str] = []
+    told: set[str] = set()
     for fix in report.fixes[:6]:
         title, why = words.sentence(fix.title), words.sentence(fix.explanation)
         rows += _wrapped([" ".join(filter(None, [title, "" if why == title else why]))])
         if fix.edit is not None:
             cell = words.edited(report, fix.edit)
             rows += block("  " + cell, _code(words.changed(fix.edit), 4 + len(cell)), 4 + len(cell))
-        if fix.code is not None:
+        if fix.code is not None and fix.code not in told:
+            told.add(fix.code)
             code = printable(fix.code[:20_000]).strip("\n").split("\n")
             rows += ["  " + line for line in _code(code[:40], 2)]
     return rows

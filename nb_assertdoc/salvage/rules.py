@@ -76,6 +76,8 @@ def rule_for(kind: type) -> Rule | None:
         return _refuse("its values are on the GPU")
     if issubclass(kind, io.IOBase):
         return _file
+    if kind.__module__ == "__main__":  # such a class comes to the reader after its instances
+        return None
     dicts = [(base, n) for base in kind.__mro__ for n, v in vars(base).items() if type(v) is dict]
     return _sharing(dicts) if dicts else None
 

@@ -216,7 +216,7 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         self.clock.begin_call()
         try:
             result = reduce(value) if reduce else value.__reduce_ex__(5)
-        except Exception:
+        except (pickle.PicklingError, TypeError, NotImplementedError):
             if reduce or not _refuses_by_itself(type(value)):
                 raise
             result = copyreg.__newobj__, (type(value),), vars(value)  # type: ignore[attr-defined]
