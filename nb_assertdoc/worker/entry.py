@@ -144,7 +144,12 @@ class Run:
                 ((name,) if key is None else (name, ("attr", key)), "rng", state)
                 for (name, key), state in generators.items()
             ]
-            self.not_rewound = rewind(self.namespace, (*known, *patches), set_generator)
+
+            def put_back(generator: Any, state: Any) -> None:
+                set_generator(generator, state)
+                self.loaders.generators.append(generator)
+
+            self.not_rewound = rewind(self.namespace, (*known, *patches), put_back)
 
     remade = False
     not_rewound: tuple[str, ...] = ()
@@ -314,7 +319,7 @@ class Run:
         if getattr(hooks, "emulated_skipped", False):
             differences.append("random numbers of large initialisations were not drawn")
         if self.order.engine == "ghost":
-            differences.append("floats were not computed (ghosts)")
+            differences.append("float values were not needed, and not computed")
         evidence = Evidence(
             engine=self.order.engine,
             outcome=outcome,

@@ -30,6 +30,7 @@ from .batches import Path, field, path_to
 _TEACHERS = 2  # batches that are run first, to learn what a step does and costs
 _FREE_SECONDS = 0.3
 QUEUE = 1024  # kernels that can be queued before the host must wait: how late an assert can be
+_SEARCHED = 8  # times that: operators are counted, and not each one launches a kernel
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,10 @@ class Loaders:
         self._used = False
         self._learning = False
         self._fields: dict[Path, Bound] = {}
+        self._length = DataLoader.__len__
         self.whole = plan is None  # without a plan every loop runs in full
+        self.in_order = False  # a batch hangs on those before it: random numbers, a stream
+        self.generators: list[Any] = []  # random generators among the notebook's variables
         self.truncated: list[str] = []
 
     def install(self) -> None:
@@ -97,10 +101,8 @@ class Loaders:
         def iterate(loader: Any) -> Any:
             return mine._iterate(loader)
 
-        plain = DataLoader.__len__
-
         def length(loader: Any) -> int:
-            known = plain(loader)
+            known = mine._length(loader)
             return min(known, 1) if mine._is_other(loader) and mine._library(here()) else known
 
         DataLoader.__iter__ = iterate  # type: ignore[method-assign]
@@ -135,7 +137,7 @@ class Loaders:
     def _watched(self, loader: Any, iterator: Any, ahead: int, limit: int | None) -> Iterator[Any]:
         """Another loop over a loader."""
         try:
-            total = len(loader)
+            total = self._length(loader)
         except TypeError:
             total = None
         window = self.window
@@ -167,12 +169,21 @@ class Loaders:
         window.loader, window.active, window.given, window.ahead = loader, True, 0, ahead
         next(iterator._sampler_iter, None)  # a sampler draws its seed at its first index
         workers = _Workers(plan) if plan.workers else None
+        self.in_order |= loader._dataset_kind != _dataloader._DatasetKind.Map
+
+        def get(indices: Any) -> Any:
+            if self.in_order:
+                return iterator._dataset_fetcher.fetch(indices)
+            before = [_mark(g) for g in (*_GLOBAL, *self.generators)]
+            batch = iterator._dataset_fetcher.fetch(indices)
+            self.in_order = before != [_mark(g) for g in (*_GLOBAL, *self.generators)]
+            return batch
 
         def fetch(i: int) -> Given:
             ordinal, indices = plan.first + i, self._lists[i]
             if workers is not None:
-                return Given(ordinal, indices, workers.fetch(ordinal, iterator, indices))
-            return Given(ordinal, indices, iterator._dataset_fetcher.fetch(indices))
+                return Given(ordinal, indices, workers.fetch(ordinal, lambda: get(indices)))
+            return Given(ordinal, indices, get(indices))
 
         i, last, operators = 0, plan.count - 1, self._operators()
         given: Given | None = None
@@ -210,7 +221,8 @@ class Loaders:
         if left <= queued or left * seconds <= _FREE_SECONDS:
             return i, None
         end = time.monotonic() + self._seconds
-        for j in range(i, last + 1):
+        first = i if self.in_order else max(i, last + 1 - _SEARCHED * queued)
+        for j in range(first, last + 1):
             if not self._fields or time.monotonic() > end:
                 break
             given = fetch(j)
@@ -289,7 +301,7 @@ class _Workers:
         self._base_seed = plan.base_seed or 0
         self._states: dict[int, Any] = {}
 
-    def fetch(self, ordinal: int, iterator: Any, indices: Any) -> Any:
+    def fetch(self, ordinal: int, get: Callable[[], Any]) -> Any:
         """Batch `ordinal`, as its worker would have made it."""
         mine = _get_rng()
         worker = ordinal % self._count
@@ -298,7 +310,7 @@ class _Workers:
                 _set_rng(self._states[worker])
             else:
                 self._seed(worker)
-            return iterator._dataset_fetcher.fetch(indices)
+            return get()
         finally:
             self._states[worker] = _get_rng()
             _set_rng(mine)
@@ -320,6 +332,19 @@ def set_generator(generator: Any, state: Any) -> None:
         generator.bit_generator.state = state
     elif isinstance(generator, (np.random.RandomState, torch.Generator)):
         generator.set_state(state)
+
+
+_GLOBAL = (random, np.random, torch.default_generator)
+
+
+def _mark(generator: Any) -> Any:
+    """Equal as long as no random number was drawn of it."""
+    if hasattr(generator, "getstate"):
+        return generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        return repr(generator.bit_generator.state)
+    state = generator.get_state()
+    return bytes(state.numpy()) if isinstance(state, torch.Tensor) else (bytes(state[1]), state[2])
 
 
 def _get_rng() -> Any:
