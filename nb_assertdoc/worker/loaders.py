@@ -341,7 +341,7 @@ def _mark(generator: Any) -> Any:
     """Equal as long as no random number was drawn of it."""
     if hasattr(generator, "getstate"):
         return generator.getstate()
-    if hasattr(generator, "bit_generator"):
+    if isinstance(generator, np.random.Generator):  # the module has an attribute of that name
         return repr(generator.bit_generator.state)
     state = generator.get_state()
     return bytes(state.numpy()) if isinstance(state, torch.Tensor) else (bytes(state[1]), state[2])
