@@ -7,6 +7,7 @@ worker processes.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ from replays import Snippet
 
 from nb_assertdoc import diagnosis
 
+LIBRARIES = ("transformers", "accelerate", "lightning", "torch_geometric", "sklearn")
+MISSING = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+pytestmark = pytest.mark.skipif(
+    bool(MISSING), reason=f"needs the extra `frameworks`: {', '.join(MISSING)}"
+)
 COMMON = """
 import logging, warnings
 import torch, torch.nn.functional as F
