@@ -30,7 +30,7 @@ from .batches import Path, field, path_to
 _TEACHERS = 2  # batches that are run first, to learn what a step does and costs
 _FREE_SECONDS = 0.3
 QUEUE = 1024  # kernels that can be queued before the host must wait: how late an assert can be
-_SEARCHED = 8  # times that: operators are counted, and not each one launches a kernel
+_SEARCHED = 2  # times that: not each operator launches a kernel
 
 
 @dataclass(frozen=True)
@@ -197,8 +197,8 @@ class Loaders:
                 yield given.batch
                 given = None
                 i += 1
-                if window.given == _TEACHERS:  # the very first warms up, and is no measure
-                    a_step = (self._operators() - operators) // _TEACHERS
+                if window.given <= _TEACHERS:
+                    a_step = (self._operators() - operators) // window.given
                     seconds = time.monotonic() - began
                     i, given = self._ahead(i, last, seconds, a_step, fetch)
             except StopIteration:  # an iterable data set is at its end
@@ -210,29 +210,32 @@ class Loaders:
     def _ahead(
         self, i: int, last: int, seconds: float, operators: int, fetch: Callable[[int], Given]
     ) -> tuple[int, Given | None]:
-        """The next batch to replay, after two told what a step costs.
+        """The next batch to replay, after one or two told what a step does and costs.
 
         All that are left, where that takes no time worth saving. Else the first one that holds a
-        bad value in a field that is known, found without running the model; else those that the
-        GPU's queue can have held.
+        bad value in a field that is known, found without running the model; else, after two, those
+        that the GPU's queue can have held.
         """
-        left = last - i + 1
-        queued = -(-QUEUE // max(1, operators)) + 2
-        if left <= queued or left * seconds <= _FREE_SECONDS:
+        if (last - i + 1) * seconds <= _FREE_SECONDS:
             return i, None
+        taught = self.window.given == _TEACHERS
+        queued = -(-QUEUE // max(1, operators)) + 2
+        first, stop = max(i, last + 1 - _SEARCHED * queued), last
+        if self.in_order:  # each batch is made once
+            if not taught:
+                return i, None
+            first, stop = i, last - queued
         end = time.monotonic() + self._seconds
-        first = i if self.in_order else max(i, last + 1 - _SEARCHED * queued)
-        for j in range(first, last + 1):
+        for j in range(first, stop + 1):
             if not self._fields or time.monotonic() > end:
                 break
             given = fetch(j)
             if self._holds_bad(given.batch):
                 self._skip(i, j - 1)
                 return j, given
-            if j == last - queued:
-                break
-        self._skip(i, last - queued)
-        return last - queued + 1, None
+        start = max(i, last - queued + 1) if taught else i
+        self._skip(i, start - 1)
+        return start, None
 
     def _skip(self, first: int, last: int) -> None:
         if last >= first:
