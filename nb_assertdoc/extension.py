@@ -11,23 +11,20 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import commands
-from .display import Shown
+from .flow import Flow
 from .lazy import Lazy
 from .magics import AssertdocMagics
-from .recorder import Execution, LoaderWatch, Recorder, keep_pinned_frees_harmless
+from .recorder import Execution, keep_pinned_frees_harmless
 from .settings import settings, switched_off
 
 if TYPE_CHECKING:
-    from . import detector, doctor, model, report, restart, session
-    from .model import Crash, Place, Report
+    from . import detector, session
 else:
-    detector, doctor, model = Lazy("detector"), Lazy("doctor"), Lazy("model")
-    report, restart, session = Lazy("report"), Lazy("restart"), Lazy("session")
+    detector, session = Lazy("detector"), Lazy("session")
 
 log = logging.getLogger("nb_assertdoc")
 _ATTRIBUTE = "_nb_assertdoc"
@@ -38,18 +35,13 @@ class Attached:
 
     def __init__(self, shell: Any) -> None:
         self.shell = shell
-        self.recorder = Recorder(shell, settings().integer_copy_bytes)
-        self.watch = LoaderWatch(self.recorder.cells, self._number)
+        self.flow = Flow(shell)
         self.tap = detector.StderrTap()
-        self.report: Report | None = None
-        self.first: Execution | None = None  # the execution that killed the context
-        self.crash: Crash | None = None  # what was seen of it
-        self.found: Report | None = None  # the report about it; `report` may be about another cell
         self._depth = 0
         self._recording = False  # the cell that runs has an execution
         self._seen = 0  # up to where the text of fd 2 has been looked at
         self._handled: BaseException | None = None  # the error that this cell's report is about
-        self._pending: list[Any] = []
+        self._was_swallowed = False
         self._allocator: bool | None = None
         self._busy = False
 
@@ -64,7 +56,7 @@ class Attached:
         self._undo_commands = commands.watch(shell)
         shell.events.register("pre_run_cell", self._before)
         shell.events.register("post_run_cell", self._after)
-        self._magics = AssertdocMagics(shell, self)
+        self._magics = AssertdocMagics(shell, self.flow)
         shell.register_magics(self._magics)
         self.tap.install()
 
@@ -86,7 +78,7 @@ class Attached:
         shell.magics_manager.registry.pop(type(self._magics).__name__, None)
         if self._magics in shell.configurables:  # IPython's `Magics` enters itself
             shell.configurables.remove(self._magics)
-        self.watch.uninstall()
+        self.flow.watch.uninstall()
         self.tap.uninstall()
 
     def obey_the_last_kernel(self) -> None:
@@ -100,64 +92,25 @@ class Attached:
         os.environ["CUDA_LAUNCH_BLOCKING"] = "1"
         print("CUDA_LAUNCH_BLOCKING=1: CUDA runs synchronously, and slowly, until a restart.")
 
-    def look_back(self) -> None:
-        """The first-time user's path: the extension is loaded after the crash."""
-        error = getattr(sys, "last_value", None)
-        sighting = detector.recognise(error) if error is not None else None
-        if sighting is None:
-            return
-        tb = getattr(sys, "last_traceback", None)
-        self._adopt_history(tb)
-        self.recorder.context_dead = True
-        count = self.first.execution_count if self.first else None
-        if self.first is not None:
-            cells = self.recorder.cells()
-            self.crash = doctor.crash_of(sighting, self.first.as_source(), tb, cells)
-        where = f"In [{count}]" if count else "An earlier cell"
-        print(
-            f"{where} died of a CUDA device-side assert: an index in the data is out of range.\n"
-            "The GPU is fine; this kernel must be restarted before it can use the GPU again "
-            f"({restart.adapter(self.shell).how}).\n"
-            "`%cpu_replay` finds the line and the value first."
-        )
-
-    def _adopt_history(self, tb: TracebackType | None) -> None:
-        """Make executions of IPython's own history, for what ran before the load."""
-        history = list(self.shell.user_ns.get("In", []))[:-1]
-        for count, source in enumerate(history):
-            if count and source:
-                execution = Execution(count, count, source, None, self.recorder.filename)
-                self.recorder.executions.append(execution)
-        while tb is not None:  # the last cell on the traceback is the cell that failed
-            name = tb.tb_frame.f_code.co_filename
-            match = [e for e in self.recorder.executions if e.filename == name]
-            if match and self.first is None:
-                self.first = match[-1]
-            tb = tb.tb_next
-
     # ---- hooks
-
-    def _number(self) -> int:
-        current = self.recorder.current
-        return current.number if current is not None else 0
 
     def _before(self, info: Any) -> None:
         self._depth += 1
         if self._depth > 1 or not getattr(info, "store_history", True) or switched_off():
             return
         try:
-            self._handled, self._pending = None, []
+            self._handled, self.flow.shown = None, []
             self._recording = False
             self.tap.ensure()
-            self.watch.install()
+            self.flow.watch.install()
             if self._allocator is None:
                 self._allocator = keep_pinned_frees_harmless()
             cell_id = getattr(info, "cell_id", None)
-            execution, error = self.recorder.begin(info.raw_cell, cell_id, self._seen)
+            execution, error = self.flow.recorder.begin(info.raw_cell, cell_id, self._seen)
             self._recording = True
             if error is not None and detector.recognise(error) is not None:
                 # The copies met an assert that an earlier cell left behind without looking.
-                self.recorder.context_dead = execution.dead_before = True
+                self.flow.recorder.context_dead = execution.dead_before = True
         except Exception:
             log.exception("nb_assertdoc: could not record the cell")
 
@@ -173,7 +126,7 @@ class Attached:
 
     def _after(self, result: Any) -> None:
         self._depth = max(0, self._depth - 1)
-        current = self.recorder.current
+        current = self.flow.recorder.current
         info = getattr(result, "info", None)
         silent = not getattr(info, "store_history", True)
         if self._depth or current is None or silent or not self._recording:
@@ -183,10 +136,10 @@ class Attached:
             if self._handled is None and not switched_off():
                 if error is not None:
                     self._look(error)
-                elif not self.recorder.context_dead and _cuda_started():
+                elif not self.flow.recorder.context_dead and _cuda_started():
                     self._swallowed(current)
             current.ended(error is None and self._handled is None)
-            for shown in self._pending:
+            for shown in self.flow.shown:
                 shown.again()
             if self._handled is not None and error is None and not self._was_swallowed:
                 # The old stack would go on with the next cell where the assert surfaced in a repr,
@@ -197,15 +150,11 @@ class Attached:
         except BaseException:
             log.exception("nb_assertdoc: could not look back at the cell")
 
-    # ---- the flow
-
-    _was_swallowed = False
-
     def _look(self, error: BaseException | None) -> None:
         """An error was shown: act if it is an assert's."""
         if self._busy or error is None or error is self._handled or switched_off():
             return
-        current = self.recorder.current
+        current = self.flow.recorder.current
         mark = current.mark if current is not None else 0
         if detector.recognise(error) is None:  # cheap, and not ours: leave no trace
             return
@@ -228,157 +177,11 @@ class Attached:
     def _act(
         self, sighting: detector.Sighting, current: Execution, tb: TracebackType | None
     ) -> None:
-        self._busy = True
+        self._busy = True  # an error while the report is made is not a second crash
         try:
-            cells = self.recorder.cells()
-            crash = doctor.crash_of(sighting, current.as_source(), tb, cells)
-            if tb is None:
-                crash = doctor.swallowed(crash, current.as_source())
-            if self.crash is not None:
-                self._show_stale(sighting, current, crash.surface)
-                return
-            self.recorder.context_dead = True
-            self.first, self.crash = current, crash
-            how = restart.adapter(self.shell)
-            card = report.Card(
-                execution_count=current.execution_count,
-                how_to_restart=how.how,
-                messenger=sighting.messenger,
-                lines=sum(line.count for line in sighting.assert_lines),
-                will_replay=settings().replay,
-                stops_queue=tb is not None,
-            )
-            shown = Shown(self.shell, card)
-            self._pending.append(shown)
-            if not settings().replay:
-                return
-            found = self._diagnose(current, crash, shown.progress)
-            self.report = self.found = found
-            shown.report(found, headless=how.headless)
-            if not how.headless:
-                shown.controls(found, self.actions())
+            self.flow.crashed(sighting, current, tb)
         finally:
             self._busy = False
-
-    def _diagnose(
-        self, current: Execution, crash: Crash, progress: Callable[[str], None]
-    ) -> Report:
-        """Replay the cell; where it is innocent, those before it, whose work was still queued."""
-        left = settings().replay_seconds
-        recent = [e for e in reversed(self.recorder.executions) if e.bindings is not None]
-        suspects = [e for e in recent if e is current or doctor.replayable(e.source)]
-        for suspect in suspects if len(suspects) > 1 else []:
-            told = crash if suspect is current else doctor.of_earlier(crash, suspect)
-            case = self.case(suspect, told)
-            case.others_follow = True
-            found = doctor.diagnose(case, seconds=left, progress=progress)
-            if found.finding is not None:
-                self.first, self.crash = suspect, told
-                return found
-            outcomes = [replay.outcome for replay in found.replays]
-            if suspect is current and outcomes != ["clean"]:
-                return found  # all has been tried, and the cell is not known to be innocent
-            left -= sum(replay.seconds for replay in found.replays)
-            if left < 1:
-                return found
-        return doctor.diagnose(self.case(current, crash), seconds=left, progress=progress)
-
-    def _show_stale(self, sighting: detector.Sighting, current: Execution, surface: Place) -> None:
-        first = self.first
-        if self.found is None or first is None:
-            print(
-                "nb_assertdoc: this kernel's GPU context was dead before this cell began; the cell "
-                "may well be fine.\nRestart the kernel. `%cpu_replay N` replays an earlier In [N]."
-            )
-            return
-        again = doctor.stale(self.found, sighting, current, first, surface)
-        shown = Shown(self.shell, None)
-        self._pending.append(shown)
-        shown.report(again, line_only=True)
-
-    # ---- what the magics ask for
-
-    def case(self, execution: Execution, crash: Crash | None) -> doctor.Case:
-        """All that is known about one execution."""
-        now = dict(self.shell.user_ns)
-        gone: tuple[str, ...] = ()
-        namespace: dict[str, Any] = now
-        doubts: tuple[str, ...] = ()
-        patches: tuple[Any, ...] = ()
-        if execution.bindings is not None:
-            namespace, gone = execution.bindings.namespace(now)
-            doubts = execution.bindings.doubts(execution.source)
-            patches = tuple(execution.bindings.patches(namespace))
-        else:
-            doubts = ("the cell's start was not recorded: variables are as they are now",)
-        loop = self.watch.latest
-        executions = list(self.recorder.executions)
-        before = executions[: executions.index(execution)] if execution in executions else []
-        return doctor.Case(
-            cell=execution.as_source(),
-            sources=(*self.recorder.sources(), *execution.bodies),
-            earlier=tuple(
-                e.as_source() for e in before if e.succeeded is not False and not _ours(e.source)
-            ),
-            namespace=namespace,
-            now=now,
-            gone=tuple(g for g in gone if g in execution.source),
-            crash=crash,
-            rng=execution.rng,
-            generators=execution.bindings.generators if execution.bindings is not None else {},
-            patches=patches,
-            integers=execution.integers,
-            loop=loop if loop is not None and loop.execution == execution.number else None,
-            cwd=_cwd(),
-            doubts=doubts,
-        )
-
-    def body_case(self, body: str) -> doctor.Case:
-        """A cell's body under `%%cpu_replay`, with the notebook's state as it is now."""
-        current = self.recorder.current
-        source = next((b for b in current.bodies if b.source == body), None) if current else None
-        if source is None:  # `run_cell_magic` called by the user's own code
-            count = current.execution_count if current else None
-            name = self.recorder.filename(body, count)
-            source = model.Source(filename=name, source=body, execution_count=count)
-        executions = list(self.recorder.executions)
-        return doctor.Case(
-            cell=source,
-            sources=(*self.recorder.sources(), source),
-            earlier=tuple(e.as_source() for e in executions[:-1] if not _ours(e.source)),
-            namespace=dict(self.shell.user_ns),
-            cwd=_cwd(),
-        )
-
-    def replayed(self, execution: Execution | None, report: Report) -> None:
-        """A replay that was asked for has ended; None: of a cell's body under `%%cpu_replay`."""
-        self.report = report
-        if execution is not None and execution is self.first:
-            self.found = report
-
-    def actions(self) -> dict[str, Any]:
-        """The controls below a report."""
-        adapter = restart.adapter(self.shell)
-        found: dict[str, Any] = {}
-        if adapter.can_restart:
-
-            def again() -> str:
-                adapter.restart()
-                return f"Restarting. {adapter.forewarn}".strip()
-
-            found["restart"] = again
-        return found
-
-
-def _ours(source: str) -> bool:
-    """The cell did nothing for the notebook: it only asked us."""
-    if source.lstrip().startswith("%%cpu_replay"):
-        return True
-    lines = [line for line in source.splitlines() if line.strip()]
-    return bool(lines) and all(
-        line.lstrip().startswith(("%assertdoc", "%cpu_replay", "%load_ext nb_assertdoc"))
-        for line in lines
-    )
 
 
 def _cuda_started() -> bool:
@@ -386,10 +189,6 @@ def _cuda_started() -> bool:
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
     return cuda is not None and bool(cuda.is_initialized())
-
-
-def _cwd() -> str:
-    return os.getcwd()
 
 
 def attached(shell: Any) -> Attached | None:
@@ -408,7 +207,7 @@ def load(shell: Any) -> None:
     setattr(shell, _ATTRIBUTE, mine)
     try:
         mine.obey_the_last_kernel()
-        mine.look_back()
+        mine.flow.look_back()
     except Exception:
         log.exception("nb_assertdoc: could not look back")
 

@@ -52,7 +52,7 @@ def crash_record(kernel: Kernel) -> dict:
     """The record of the crash that the extension keeps."""
     return kernel.value(
         "(lambda c: dict(line=c.surface.line, source=c.surface.source, kind=c.exception))"
-        "(get_ipython()._nb_assertdoc.crash)"
+        "(get_ipython()._nb_assertdoc.flow.crash)"
     )
 
 

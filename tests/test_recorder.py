@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
-host = get_ipython()._nb_assertdoc
+host = get_ipython()._nb_assertdoc.flow
 recorder, watch = host.recorder, host.watch
 def execution(count): return recorder.by_count(count)
 """

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
-import math
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
-from IPython.core.magic_arguments import MagicArgumentParser
 
-from .display import Shown
-from .errors import AssertdocError, NothingToReplay, UsageError
-from .lazy import Lazy
-from .settings import AssertDoc, settings
+from ..display import Shown
+from ..errors import AssertdocError, NothingToReplay, UsageError
+from ..lazy import Lazy
+from ..settings import AssertDoc, settings
+from .arguments import Answered, assertdoc_parser, replay_parser, words
 
 if TYPE_CHECKING:
-    from . import diagnosis, doctor, report, restart, session
-    from .model import Crash, Report
-    from .recorder import Execution, Recorder
+    from .. import diagnosis, doctor, report, restart, session
+    from ..model import Crash, Report
+    from ..recorder import Execution, Recorder
 else:
     diagnosis, doctor = Lazy("diagnosis"), Lazy("doctor")
     report, restart, session = Lazy("report"), Lazy("restart"), Lazy("session")
@@ -40,94 +36,6 @@ class Host(Protocol):
     def replayed(self, execution: Execution | None, report: Report) -> None: ...
 
 
-class _Parser(MagicArgumentParser):
-    """Answers on the screen: a typo lists the choices, `--help` does not raise."""
-
-    def __init__(self, **options: Any) -> None:
-        plain: Any = super().__init__  # IPython's is not typed
-        plain(**{"formatter_class": _layout, "add_help": True, **options})
-
-    def error(self, message: str) -> Any:
-        raise UsageError(f"{message}\n{self.format_usage().strip()}")
-
-    def exit(self, status: int = 0, message: str | None = None) -> Any:
-        raise _Answered
-
-    def print_help(self, file: Any = None) -> None:
-        print(self.format_help())
-
-
-def _layout(prog: str) -> argparse.HelpFormatter:
-    """Plain text; IPython's own makes reStructuredText, for docstrings."""
-    return argparse.HelpFormatter(prog, max_help_position=30, width=100)
-
-
-def _parser(name: str, description: str) -> _Parser:
-    make: Any = _Parser  # traitlets' parser is not typed
-    parser: _Parser = make(prog=name, description=description)
-    return parser
-
-
-class _Answered(Exception):
-    """The help was printed: there is nothing more to do."""
-
-
-def _replay_parser() -> _Parser:
-    parser = _parser("%cpu_replay", REPLAY_HELP)
-    parser.add_argument(
-        "execution", nargs="?", type=int, metavar="N", help="In [N]; default: the cell that failed"
-    )
-    parser.add_argument("--engine", choices=doctor.ENGINES, help="the one way to replay")
-    parser.add_argument(
-        "--max-steps", type=_positive, metavar="N", help="iterations of the cell's outer loops"
-    )
-    parser.add_argument(
-        "--timeout", type=_seconds, metavar="S", help="seconds; default: AssertDoc.asked_seconds"
-    )
-    parser.add_argument("--report", type=Path, metavar="FILE", help="write the report as JSON")
-    return parser
-
-
-REPLAY_HELP = (
-    "Replay a cell on the CPU in a fresh kernel with the notebook's state, and say which value was "
-    "out of range. %%cpu_replay takes the cell below it; the notebook's own state is not changed."
-)
-
-
-def _positive(text: str) -> int:
-    with contextlib.suppress(ValueError):
-        if int(text) >= 1:
-            return int(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
-
-
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < math.inf:
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
-
-
-def _assertdoc_parser() -> _Parser:
-    parser = _parser("%assertdoc", "Diagnosis of CUDA device-side asserts.")
-    commands = parser.add_subparsers(dest="command", parser_class=_Parser, metavar="COMMAND")
-    commands.add_parser("status", help="what has happened, and what to do next (the default)")
-    commands.add_parser("report", help="show the last report again")
-    explain = commands.add_parser("explain", help="plain words for an error, a line or a topic")
-    explain.add_argument("text", nargs="*", help="the text, a cause's key or a topic")
-    again = commands.add_parser("restart", help="restart this kernel, where that is possible")
-    again.add_argument(
-        "--launch-blocking",
-        action="store_true",
-        help="the next kernel runs CUDA synchronously: the traceback then names the true line",
-    )
-    save = commands.add_parser("save", help="write the last report to a .json, .html or .txt file")
-    save.add_argument("file", type=Path)
-    commands.add_parser("settings", help="the settings and their values")
-    commands.add_parser("help", help="this text")
-    return parser
-
-
 @magics_class
 class AssertdocMagics(Magics):
     """The magics of one shell."""
@@ -139,16 +47,16 @@ class AssertdocMagics(Magics):
     @line_magic
     def assertdoc(self, line: str) -> None:
         """Steer nb_assertdoc: `%assertdoc help` lists the sub-commands."""
-        parser = _assertdoc_parser()
-        words = line.split()
-        if words[:1] == ["explain"]:  # an error text may hold quotes and dashes
+        parser = assertdoc_parser()
+        first = line.split()[:1]
+        if first == ["explain"]:  # an error text may hold quotes and dashes
             rest = line.strip()[len("explain") :].strip()
             if rest not in ("-h", "--help"):
                 self._answer(lambda: self._explain(rest))
                 return
         try:
-            given = parser.parse_args(_words(line))
-        except _Answered:
+            given = parser.parse_args(words(line))
+        except Answered:
             return
         except UsageError as error:
             print(f"%assertdoc: {error}")
@@ -172,7 +80,7 @@ class AssertdocMagics(Magics):
         """Run an action; its errors are an answer, not a traceback."""
         try:
             action()
-        except _Answered:
+        except Answered:
             return
         except AssertdocError as error:
             print(f"nb_assertdoc: {error}")
@@ -180,7 +88,7 @@ class AssertdocMagics(Magics):
     # ---- replay
 
     def _replay(self, line: str, body: str | None) -> None:
-        given = _replay_parser().parse_args(_words(line))
+        given = replay_parser().parse_args(words(line))
         doctor.check_torch()
         if body is not None:
             if given.execution is not None:
@@ -288,13 +196,6 @@ def _ago(seconds: float) -> str:
             count = int(seconds // length)
             return f"{count} {name}{'s' if count > 1 else ''} ago"
     return "a moment ago"
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError as error:
-        raise UsageError(f"{line}: {str(error).lower()}") from error
 
 
 def _writable(path: Path) -> None:
