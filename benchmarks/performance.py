@@ -29,6 +29,7 @@ import nbformat
 import papermill
 import psutil
 
+from benchmarks import hooks
 from benchmarks.cases import CASES, LATE_STEPS, SEVEN_BILLION, Case, late
 from benchmarks.late_step import Arrivals
 from tests.kernels import ROOT, Kernel, Outcome
@@ -186,7 +187,12 @@ def growth(rounds: int) -> dict[int, float]:
 # ---- the page
 
 
-def page(timings: Sequence[Timing], seven: tuple[float, int], late: dict[int, float]) -> str:
+def page(
+    timings: Sequence[Timing],
+    seven: tuple[float, int],
+    late: dict[int, float],
+    cost: hooks.Hooks,
+) -> str:
     """docs/performance.md."""
     lines = [
         "# How long the diagnosis takes",
@@ -241,6 +247,13 @@ def page(timings: Sequence[Timing], seven: tuple[float, int], late: dict[int, fl
         f"| diagnosis | {' | '.join(f'{s:.1f} s' for s in late.values())} |",
         f"| / step {min(late)} | {' | '.join(f'{s / first:.2f}' for s in late.values())} |",
         "",
+        "## Before anything goes wrong",
+        "",
+        "Two kernels take turns with the same cell, one without and one with the extension;",
+        "medians of the time from the request to the kernel's answer.",
+        "",
+        hooks.table(cost),
+        "",
     ]
     return "\n".join(lines)
 
@@ -259,14 +272,15 @@ def machine() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="cases whose name holds this; writes no page")
-    parser.add_argument("--rounds", type=int, default=3, help="of the late steps (default: 3)")
+    parser.add_argument("--rounds", type=int, default=5, help="of the late steps (default: 5)")
     parser.add_argument("--output", type=Path, default=OUTPUT, help=f"default: {OUTPUT}")
     given = parser.parse_args()
     compileall.compile_dir(ROOT / "nb_assertdoc", quiet=1)  # as pip does with a package
     timings: list[Any] = [measure(c) for c in CASES if given.only.lower() in c.name.lower()]
     if given.only:
         return
-    given.output.write_text(page(timings, seven_billion(), growth(given.rounds)))
+    page_of = page(timings, seven_billion(), growth(given.rounds), hooks.measure())
+    given.output.write_text(page_of)
     print(given.output.read_text())
 
 

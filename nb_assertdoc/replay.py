@@ -308,6 +308,7 @@ def _environment() -> dict[str, str]:
         PYTORCH_JIT="0",
         TOKENIZERS_PARALLELISM="false",
         NB_ASSERTDOC="off",
+        MPLBACKEND="agg",  # a replay draws nothing
         PYDEVD_DISABLE_FILE_VALIDATION="1",
         PYTHONPATH=os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")])),
     )

@@ -90,6 +90,7 @@ def test_magics_commands_and_await(tmp_path: Path) -> None:
     cell = textwrap.dedent(
         f"""\
         %matplotlib inline
+        %config InlineBackend.figure_format = "retina"
         !touch {harm}
         %pip install nothing
         import asyncio, os, torch
@@ -99,7 +100,7 @@ def test_magics_commands_and_await(tmp_path: Path) -> None:
     )
     evidence = replays.run(cell, tmp_path / "order")
     (observed,) = evidence.observed
-    assert (observed.finding.location.line, observed.finding.location.source) == (7, FAULT)
+    assert (observed.finding.location.line, observed.finding.location.source) == (8, FAULT)
     assert not harm.exists()
     said = "\n".join(evidence.differences)
     assert f"touch {harm}" in said and "pip install nothing" in said

@@ -111,6 +111,7 @@ class Run:
         shell.events.register("post_run_cell", self._ended)
         self._load(torch)
         shell.system = shell.getoutput = self._no_shell
+        _draw_nothing(shell)
         shell.kernel.raw_input = self._no_input  # becomes `input` as each cell begins
         self.sandbox.install()
         if not order.history:
@@ -382,6 +383,14 @@ def finish() -> None:
     """Last request of a replay: writes the evidence and ends the process."""
     assert _run is not None
     _run.finish()
+
+
+def _draw_nothing(shell: Any) -> None:
+    """`%matplotlib`, and the settings of its figures, do nothing; the library may be missing."""
+    magics = shell.magics_manager.magics["line"]
+    config = magics["config"]
+    magics["matplotlib"] = lambda line: None
+    magics["config"] = lambda line: None if "InlineBackend" in line else config(line)
 
 
 def _die_with_the_host() -> None:
