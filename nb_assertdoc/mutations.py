@@ -53,11 +53,10 @@ class State:
         self._noted: dict[Path, tuple[str, Any]] = {}
         self._tokens = 0
         seen: set[int] = set()
-        todo: deque[tuple[Path, Any]] = deque(
-            ((name,), value) for name, value in namespace.items() if not name.startswith("_")
-        )
-        while todo and len(self._noted) < _MOST_OBJECTS and self._tokens < _MOST_TOKENS:
-            path, value = todo.popleft()
+        below: deque[tuple[Path, Any]] = deque()
+        for path, value in itertools.chain(_top(namespace), _drained(below)):
+            if len(self._noted) >= _MOST_OBJECTS or self._tokens >= _MOST_TOKENS:
+                break
             if type(value) in _PLAIN or id(value) in seen:
                 continue
             seen.add(id(value))
@@ -68,7 +67,7 @@ class State:
             if noted is not None:
                 self._noted[path] = noted
             if len(path) < _DEPTH:
-                todo += [((*path, step), part) for step, part in _parts(value)]
+                below += [((*path, step), part) for step, part in _parts(value)]
 
     def changes(self, namespace: Mapping[str, Any]) -> tuple[list[Patch], list[str]]:
         """What puts the old state back, and the names of variables that cannot be put back."""
@@ -119,6 +118,15 @@ class State:
         found = tuple([v if type(v) in _PLAIN else _token(v) for v in values])
         self._tokens += len(found)
         return found
+
+
+def _top(namespace: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
+    return (((name,), value) for name, value in list(namespace.items()) if name[:1] != "_")
+
+
+def _drained(queue: deque[tuple[Path, Any]]) -> Iterator[tuple[Path, Any]]:
+    while queue:
+        yield queue.popleft()
 
 
 def _token(value: Any) -> Any:

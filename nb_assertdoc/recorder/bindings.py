@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
+from types import FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..lazy import Lazy
@@ -19,7 +20,10 @@ else:
     frames, salvage = Lazy("frames"), Lazy("salvage")
 
 _GENERATORS = {"Generator", "RandomState", "Random"}  # of numpy, torch and Python
-_SIZED = (list, dict, set, deque)
+_CONTAINERS = (list, dict, set, deque)
+_PLAIN = frozenset(  # types whose values neither change nor hold a generator
+    (int, float, str, bool, bytes, complex, tuple, type(None), ModuleType, FunctionType)
+)
 _ATTRIBUTES = 32  # of one object that are looked at
 _DRAWS = {"sample", "choice", "choices", "shuffle", "pop", "popleft", "popitem", "next", "iter"}
 _SEEDING = {"seed", "manual_seed", "manual_seed_all", "default_rng", "Random", "RandomState"}
@@ -43,25 +47,31 @@ class Bindings:
         torch = sys.modules.get("torch")
         tensor = getattr(torch, "Tensor", ())
         heavy = (tensor, torch.nn.Module) if torch is not None and tensor else ()
-        self._strong: dict[str, Any] = {}
+        self._strong = dict(namespace)
         self._weak: dict[str, weakref.ref[Any]] = {}
         self._versions: dict[str, int] = {}
         self._sizes: dict[str, int] = {}
         self.generators: dict[tuple[str, str | None], Any] = {}
         self._state = State(namespace)
         left = KEPT_BYTES
-        for name, value in list(namespace.items()):
-            if heavy and isinstance(value, heavy):
-                if isinstance(value, tensor) and not value.is_cuda:
-                    left -= _bytes(value)
-                    if left >= 0:  # `ids = ids.cuda()` must not lose the only copy of the values
-                        self._strong[name] = value
+        for name, value in list(namespace.items()):  # before each cell: at most 1 us for a name
+            kind = type(value)
+            if kind in _PLAIN:
+                continue
+            if kind in _CONTAINERS:
+                self._sizes[name] = len(value)
+            elif kind is FrameType:
+                del self._strong[name]
+            elif heavy and isinstance(value, heavy):
                 self._weak[name] = weakref.ref(value)
-                if isinstance(value, tensor) and not value.is_cuda and not value.is_inference():
+                on_cpu = isinstance(value, tensor) and not value.is_cuda
+                left -= _bytes(value) if on_cpu else 0
+                if not on_cpu or left < 0:  # `ids = ids.cuda()` must not lose the only copy
+                    del self._strong[name]
+                if on_cpu and not value.is_inference():
                     self._versions[name] = value._version
-            elif type(value).__name__ != "frame":
-                self._strong[name] = value
-                if isinstance(value, _SIZED):
+            else:
+                if isinstance(value, _CONTAINERS):
                     self._sizes[name] = len(value)
                 if not name.startswith("_"):
                     self.generators.update(_generators(name, value))
