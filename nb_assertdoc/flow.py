@@ -77,7 +77,7 @@ class Flow:
         self, current: Execution, crash: Crash, progress: Callable[[str], None]
     ) -> Report:
         """Replay the cell; where it is innocent, those before it, whose work was still queued."""
-        left = settings().replay_seconds
+        left = settings().replay_seconds * _patience()
         recent = [e for e in reversed(self.recorder.executions) if e.bindings is not None]
         suspects = [e for e in recent if e is current or doctor.replayable(e.source)]
         for suspect in suspects if len(suspects) > 1 else []:
@@ -216,6 +216,14 @@ class Flow:
 
             found["restart"] = again
         return found
+
+
+def _patience() -> float:
+    """How many times the budget: on a busy machine a replay gets a share of the processors only."""
+    try:
+        return min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    except (OSError, AttributeError):  # Windows has no load average
+        return 1.0
 
 
 def _ours(source: str) -> bool:

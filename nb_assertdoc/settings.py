@@ -22,7 +22,9 @@ class AssertDoc(SingletonConfigurable):
         config=True
     )
     replay_seconds = Float(
-        15.0, min=1.0, help="Budget for the replays that start by themselves."
+        15.0,
+        min=1.0,
+        help="Budget for the replays that start by themselves; more on a busy machine.",
     ).tag(config=True)
     asked_seconds = Float(600.0, min=1.0, help="Budget for a replay that was asked for.").tag(
         config=True
