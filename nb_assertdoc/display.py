@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,23 +39,46 @@ class Shown:
             return
         self._publish(views.card_bundle(replace(self._card, progress=text)))
 
-    def report(self, report: Report, *, line_only: bool = False, headless: bool = False) -> None:
-        """Put the report in the card's place."""
-        bundle = views.bundle(report, self._how, brief=line_only)
+    def report(
+        self,
+        report: Report,
+        *,
+        line_only: bool = False,
+        headless: bool = False,
+        save: bool = True,
+        past: bool = False,
+    ) -> None:
+        """Put the report in the card's place. `save`: as the notebook's last one.
+
+        `past`: it is about the kernel before this one.
+        """
+        bundle = views.bundle(report, self._how, brief=line_only, past=past)
         self._publish(bundle)
-        if not line_only:
+        if save and not line_only:
             session.save(report, session.key(self._shell))
         if headless and os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch":
             print(bundle["text/plain"], file=sys.__stderr__)  # a batch run shows its log alone
 
-    def controls(self, report: Report, actions: Mapping[str, Callable[[], str]]) -> None:
+    def update(self, report: Report, line: str) -> None:
+        """Put a newer form of the report in its place; a terminal gets the line instead."""
+        if getattr(self._shell, "kernel", None) is not None:
+            self.report(report)
+            return
+        session.save(report, session.key(self._shell))
+        print(line)
+
+    def controls(self, actions: Mapping[str, views.Action]) -> None:
         """The buttons, as a second display: in one bundle they would hide the report's HTML."""
         if getattr(self._shell, "kernel", None) is None or not actions:
             return
         with contextlib.suppress(Exception):
-            widget = views.controls(report, actions)
+            widget = views.controls(actions)
             if widget is not None:
                 self._send(views.controls_bundle(widget), None, False)
+
+    def show(self, bundle: dict[str, Any]) -> None:
+        """Show a bundle, or put it in the place of the one before."""
+        self._publish(bundle)
 
     def again(self) -> None:
         """Show it again if `%%capture` has swallowed it."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class AssertdocError(Exception):
     """Base class of every error raised on purpose by this package."""
@@ -29,3 +31,12 @@ class LostValueError(AssertdocError):
 
 class TorchMissing(AssertdocError):
     """torch is absent, or older than the floor that the package declares."""
+
+
+def did_you_mean(message: str) -> str:
+    """What follows an argument parser's complaint about a mistyped choice; "" if none is near."""
+    import difflib
+
+    typo = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+    near = typo and difflib.get_close_matches(typo[1].lower(), re.findall(r"[\w-]+", typo[2]), 1)
+    return f" Did you mean {near[0]}?" if near else ""

@@ -10,8 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import signal
 import sys
-from types import TracebackType
+import threading
+import time
+from types import FrameType, SimpleNamespace, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from . import commands
@@ -28,6 +31,7 @@ else:
 
 log = logging.getLogger("nb_assertdoc")
 _ATTRIBUTE = "_nb_assertdoc"
+_MAGICS = ("assertdoc", "cpu_replay")
 
 
 class Attached:
@@ -72,7 +76,7 @@ class Attached:
         for event, callback in (("pre_run_cell", self._before), ("post_run_cell", self._after)):
             with contextlib.suppress(ValueError):
                 shell.events.unregister(event, callback)
-        for kind, names in (("line", ("assertdoc", "cpu_replay")), ("cell", ("cpu_replay",))):
+        for kind, names in (("line", _MAGICS), ("cell", _MAGICS)):
             for name in names:
                 shell.magics_manager.magics[kind].pop(name, None)
         shell.magics_manager.registry.pop(type(self._magics).__name__, None)
@@ -94,9 +98,26 @@ class Attached:
 
     # ---- hooks
 
+    def join(self) -> None:
+        """The cell that loads the extension goes on with whatever follows in it: watch that too."""
+        cell = _running_cell(self.shell)
+        if cell is not None and self._is_cell(SimpleNamespace(**cell)):
+            self._before(SimpleNamespace(**cell))
+            if cell["silent"]:  # no event will tell of its end
+                self._depth = 0
+            current = self.flow.recorder.current
+            if current is not None:
+                current.joined = True
+                if cell["store_history"]:  # its source is in the history already
+                    current.execution_count = len(self.shell.history_manager.input_hist_parsed) - 1
+
+    def _is_cell(self, info: Any) -> bool:
+        """Front ends send executions without history, of their own; a terminal sends none."""
+        return getattr(info, "store_history", True) or getattr(self.shell, "kernel", None) is None
+
     def _before(self, info: Any) -> None:
         self._depth += 1
-        if self._depth > 1 or not getattr(info, "store_history", True) or switched_off():
+        if self._depth > 1 or not self._is_cell(info) or switched_off():
             return
         try:
             self._handled, self.flow.shown = None, []
@@ -111,6 +132,8 @@ class Attached:
             if error is not None and detector.recognise(error) is not None:
                 # The copies met an assert that an earlier cell left behind without looking.
                 self.flow.recorder.context_dead = execution.dead_before = True
+        except KeyboardInterrupt:
+            _interrupt_later(sys._getframe())  # it is meant for the user's code
         except Exception:
             log.exception("nb_assertdoc: could not record the cell")
 
@@ -128,8 +151,7 @@ class Attached:
         self._depth = max(0, self._depth - 1)
         current = self.flow.recorder.current
         info = getattr(result, "info", None)
-        silent = not getattr(info, "store_history", True)
-        if self._depth or current is None or silent or not self._recording:
+        if self._depth or current is None or not self._is_cell(info) or not self._recording:
             return
         try:
             error = result.error_before_exec or result.error_in_exec
@@ -139,6 +161,8 @@ class Attached:
                 elif not self.flow.recorder.context_dead and _cuda_started():
                     self._swallowed(current)
             current.ended(error is None and self._handled is None)
+            if current.succeeded:
+                self.flow.finished(current)
             for shown in self.flow.shown:
                 shown.again()
             if self._handled is not None and error is None and not self._was_swallowed:
@@ -191,6 +215,38 @@ def _cuda_started() -> bool:
     return cuda is not None and bool(cuda.is_initialized())
 
 
+def _running_cell(shell: Any) -> dict[str, Any] | None:
+    """The outermost cell of the shell that runs, as the arguments of IPython's `run_cell_async`."""
+    found = None
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_name == "run_cell_async" and frame.f_locals.get("self") is shell:
+            names = ("raw_cell", "store_history", "cell_id", "silent")
+            found = {name: frame.f_locals.get(name) for name in names}
+        frame = frame.f_back
+    return found
+
+
+def _interrupt_later(hook: FrameType) -> None:
+    """Send the interrupt once more, as soon as the hook is over and the user's code runs."""
+    main = threading.main_thread().ident
+
+    def wait() -> None:
+        while main is not None:
+            frame, names = sys._current_frames().get(main), set()
+            while frame is not None and frame is not hook:
+                names.add(frame.f_code.co_name)
+                frame = frame.f_back
+            if frame is None and "run_cell_async" not in names:
+                return  # the cell has ended
+            if frame is None and "run_code" in names:
+                signal.pthread_kill(main, signal.SIGINT)
+                return
+            time.sleep(0.001)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def attached(shell: Any) -> Attached | None:
     """The extension of a shell, if it is loaded."""
     return getattr(shell, _ATTRIBUTE, None)
@@ -207,7 +263,9 @@ def load(shell: Any) -> None:
     setattr(shell, _ATTRIBUTE, mine)
     try:
         mine.obey_the_last_kernel()
-        mine.flow.look_back()
+        mine.flow.look_back()  # before anything is copied from a GPU that may be dead
+        mine.join()
+        mine.flow.announce()
     except Exception:
         log.exception("nb_assertdoc: could not look back")
 

@@ -90,6 +90,17 @@ class Step(Record, frozen=True, kw_only=True):
     split: str | None = None
 
 
+class Example(Record, frozen=True, kw_only=True):
+    """One bad value. `meaning` and `file`: in the user's own tables, "word2id['zebra']"."""
+
+    value: Number
+    position: tuple[int, ...]
+    batch_row: int | None = None
+    dataset_index: int | None = None
+    meaning: str | None = None
+    file: str | None = None
+
+
 class Finding(Record, frozen=True, kw_only=True):
     """One faulty call, with the values that were read in it."""
 
@@ -109,6 +120,7 @@ class Finding(Record, frozen=True, kw_only=True):
     module_type: str | None = None
     table: str | None = None
     step: Step | None = None
+    examples: tuple[Example, ...] = ()  # the first bad values one by one, in order of position
 
 
 class Cause(Record, frozen=True, kw_only=True):
@@ -280,6 +292,22 @@ class Observed(Record, frozen=True, kw_only=True):
     real_error: RealError | None = None
 
 
+class Measured(Record, frozen=True, kw_only=True):
+    """All values that one argument of one operator had. Minimum and maximum: without `ignore`."""
+
+    op: str
+    argument: str
+    module: str | None
+    table: str | None
+    bound: Bound | None
+    calls: int
+    count: int
+    ignored: int
+    bad: int
+    minimum: float | None
+    maximum: float | None
+
+
 class Evidence(Record, frozen=True, kw_only=True):
     """What one replay wrote down."""
 
@@ -295,10 +323,15 @@ class Evidence(Record, frozen=True, kw_only=True):
         str, ...
     ] = ()  # checked operators whose argument was a ghost: not checked
     missing: tuple[str, ...] = ()  # lost values that the cell touched: they need `history`
+    shortened: bool = False  # batches of the cell's loops were left out
+    # Of the loader plan's loop: "recorded" batches up to those that must run, "left" before them,
+    # "anew" (its data set has another length), "" (not met).
+    loop: str = ""
     error: RealError | None = None  # what ended the replay, if it was not the fault
     warnings: tuple[str, ...] = ()  # the user's own warnings (tokenizers warn of long texts)
     peak_rss_bytes: int | None = None
     steps: int | None = None
+    measured: tuple[Measured, ...] = ()  # where the order asks for it
 
 
 # ---- what the host asks of a worker: order.json
@@ -316,7 +349,7 @@ class Source(Record, frozen=True, kw_only=True):
 
 
 class LoaderPlan(Record, frozen=True, kw_only=True):
-    """Which DataLoader loop failed, and which of its batches are to be replayed.
+    """A loop over a DataLoader, and which of its batches are to be replayed.
 
     The index lists themselves lie in `loader.pickle`: a sampler may hand out any object.
     """
@@ -327,6 +360,12 @@ class LoaderPlan(Record, frozen=True, kw_only=True):
     workers: int
     base_seed: int | None
     finished: bool  # the host's loop had used up the loader
+    part: Literal["leads", "follows", "around", "before"] = "leads"  # see `recorder.parts`
+    late: int = 0  # steps that one that follows is behind
+    round: int = 1  # how often the cell had begun this loop
+    alone: bool = True  # no other loop over a loader ran in the meantime
+    edited: bool = False  # the code was changed since: the data set may have another length
+    must_run: int = 0  # the last batches that may not be skipped
 
 
 class Order(Record, frozen=True, kw_only=True):
@@ -337,14 +376,18 @@ class Order(Record, frozen=True, kw_only=True):
     cell: Source
     sources: tuple[Source, ...] = ()  # every cell run so far, for the text of a line
     history: tuple[Source, ...] = ()  # executions to run first, in this order
+    rebound: tuple[str, ...] = ()  # names whose value `capsule/` has, not `variables/`
     cwd: str = "."
     sys_path: tuple[str, ...] = ()
     device_count: int = 1
     device_name: str = "NVIDIA GPU"
     capability: tuple[int, int] = (8, 0)
     device_memory: int = 16 << 30
-    loader: LoaderPlan | None = None
+    loader: LoaderPlan | None = None  # the loop that failed, or leads it
+    other_loaders: tuple[LoaderPlan, ...] = ()
+    whole: bool = False  # run every batch from the start, as far as the time allows
     max_steps: int | None = None
+    batches: int | None = None  # measure ranges in so many batches of each loop, fault or not
     seconds: float = 15.0
 
 

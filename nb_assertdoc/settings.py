@@ -38,6 +38,21 @@ class AssertDoc(SingletonConfigurable):
     integer_copy_bytes = Int(
         4 << 20, min=0, help="Most bytes of integer CUDA tensors copied before a cell."
     ).tag(config=True)
+    keep = Bool(
+        True,
+        help="After a crash, keep the variables and the replay on disk for %assertdoc restore and "
+        "%assertdoc verify; %assertdoc forget deletes them.",
+    ).tag(config=True)
+    keep_seconds = Float(5.0, min=0.1, help="Budget for keeping the variables.").tag(config=True)
+    keep_bytes = Int(1 << 30, min=0, help="Most bytes of one crash's kept variables.").tag(
+        config=True
+    )
+    keep_days = Float(7.0, min=0.0, help="Days after which what was kept is removed.").tag(
+        config=True
+    )
+    keep_total_bytes = Int(
+        4 << 30, min=0, help="Most bytes of all that is kept; the oldest is removed first."
+    ).tag(config=True)
 
 
 def settings(parent: Any = None) -> AssertDoc:

@@ -14,7 +14,7 @@ from replays import Snippet, run_each
 from nb_assertdoc.detector import recognise
 from nb_assertdoc.mutations import State
 from nb_assertdoc.recorder.bindings import Bindings
-from nb_assertdoc.worker.loaders import set_generator
+from nb_assertdoc.worker.sources import set_generator
 from nb_assertdoc.worker.rewind import rewind
 
 # What a cell goes on from, a call that takes the next value, and the value that comes next.

@@ -367,7 +367,13 @@ def test_explain(asked: str, words: list[str]) -> None:
     assert max(map(len, answer.splitlines())) <= 100
 
 
-@pytest.mark.parametrize("asked", ["", "   ", "why is the sky blue", "KeyError: 'x'", "`", "{}"])
+@pytest.mark.parametrize("asked", ["", "   "])
+def test_explain_of_nothing_lists_what_may_be_asked(asked: str) -> None:
+    assert explain(asked).startswith("Give the text of a CUDA error")
+    assert all(name in explain(asked) for name in topics())
+
+
+@pytest.mark.parametrize("asked", ["why is the sky blue", "KeyError: 'x'", "`", "{}"])
 def test_explain_says_when_it_does_not_know(asked: str) -> None:
     answer = explain(asked)
     assert answer.startswith("Nothing is known about")
@@ -382,7 +388,7 @@ def test_explain_guesses_at_typing_errors() -> None:
 def test_topics_cover_the_usual_questions() -> None:
     assert set(topics()) == {
         "hardware", "why-late", "try-except", "launch-blocking", "dsa", "several-gpus", "restart",
-        "labels", "embeddings", "wrong-loss", "verify",
+        "labels", "labels-look-fine", "embeddings", "wrong-loss", "verify",
     }  # fmt: skip
     for name, answer in topics().items():
         assert 3 <= len(answer.splitlines()) <= 15, name

@@ -80,6 +80,7 @@ def machine(
         "cards": unreadable("NVML: not found") if cards is None else lambda: cards,
         "kernel": lambda: Kernel(1.25, True, True, True),
         "folder_mode": lambda: 0o700,
+        "autoload": lambda: ([], []),
         "environ": {},
     }
     return check.check(Readers(**(given | readers)))

@@ -193,7 +193,7 @@ def test_saved_notebook_without_an_assert(
     assert "--cell N" in message
 
 
-@pytest.mark.parametrize("arguments", [[], ["bogus"], ["enable"], ["explain", "--bogus"]])
+@pytest.mark.parametrize("arguments", [[], ["bogus"], ["enabel"], ["explain", "--bogus"]])
 def test_bad_commands(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     assert "--help" in fails(capsys, *arguments)
 

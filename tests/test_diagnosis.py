@@ -420,7 +420,62 @@ def test_labels_from_1_in_the_users_words() -> None:
     assert fixes[0].edit.new == "loss = loss_fn(model(x), stars - 1)"
     assert fixes[0].edit.cell_id == "cell-a"
     assert fixes[0].code is not None
-    assert fixes[0].code.startswith("assert int(stars.min()) >= 0 and int(stars.max()) < 7, ")
+    # What the edit leaves is checked: `stars` itself still runs from 1 to 7.
+    assert fixes[0].code == (
+        "assert int((stars - 1).min()) >= 0 and int((stars - 1).max()) < 7, 'outside 0..6'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("observed", "line", "new", "code"),
+    [
+        (
+            labels([1, 7], 7, index_expression="y.to(device).long()", data=range(1, 8)),
+            "loss = f(out, y.to(device).long())",
+            "loss = f(out, y.to(device).long() - 1)",
+            "assert int((y - 1).min()) >= 0 and int((y - 1).max()) < 7, 'outside 0..6'",
+        ),
+        (
+            labels([-1, 1], 2, index_expression="data.y"),
+            "loss = f(out, data.y)",
+            "loss = f(out, (data.y + 1) // 2)",
+            "assert int(((data.y + 1) // 2).min()) >= 0 and int(((data.y + 1) // 2).max()) < 2, "
+            "'outside 0..1'",
+        ),
+        (
+            table([1, 12], 12, "month_embed", index_expression="m"),
+            "e = month_embed(m)",
+            "e = month_embed(m - 1)",
+            "assert int((m - 1).min()) >= 0 and int((m - 1).max()) < 12, 'outside 0..11'",
+        ),
+        # The name stands twice, is another's part, or is a call with an effect: no edit.
+        (labels([1, 7], 7, index_expression="y", data=range(1, 8)), "f(y, y)", None, "int(y.min("),
+        (labels([1, 7], 7, index_expression="y", data=range(1, 8)), "f(x.y)", None, "int(y.min("),
+        (
+            labels([1, 7], 7, index_expression="take()", data=range(1, 8)),
+            "f(x, take())",
+            None,
+            "assert int(labels.min())",
+        ),
+    ],
+)
+def test_the_assertion_fits_the_edit(
+    observed: Observed, line: str, new: str | None, code: str
+) -> None:
+    data = msgspec.structs.replace(observed, data_name="d" if observed.data else None)
+    place = msgspec.structs.replace(observed.finding.location, source=line)
+    finding = msgspec.structs.replace(observed.finding, location=place)
+    fix = diagnosis.diagnose(msgspec.structs.replace(data, finding=finding))[1][0]
+    assert (fix.edit.new if fix.edit else None) == new
+    assert fix.code is not None and code in fix.code
+
+
+def test_the_assertion_of_a_larger_table_lets_its_rows_through() -> None:
+    minutes = diagnosis.diagnose(table([1, 59], 4, "temporal.minute_embed"))[1][0]
+    assert minutes.title.startswith("Give the minute table 60 rows")
+    assert minutes.code is not None and "< 60" in minutes.code
+    one_hot = diagnosis.diagnose(seen("one_hot", [0, 9], 8, index_expression="v"))[1][0]
+    assert one_hot.code is not None and "at least 10" in one_hot.title and "< 10" in one_hot.code
 
 
 @pytest.mark.parametrize(
@@ -452,7 +507,7 @@ def test_fields_of_a_models_config_are_named() -> None:
 def test_tokens_added_and_another_checkpoint_are_told_apart() -> None:
     added = told(table([5, 700], 700, "wte", tokenizers=wrong_ids(702, 700)))
     assert "added" in added
-    assert "len(bert_tok) is 702" in added
+    assert "`len(bert_tok)` is 702" in added
     assert "'<ent>'" in added
     assert "another checkpoint" in told(table([5, 900], 700, "wte", tokenizers=wrong_ids(950, 950)))
 

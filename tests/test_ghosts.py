@@ -597,6 +597,84 @@ PLANTED = {
     F.cross_entropy(o, t + 1)
     """,
     ),
+    "without a meta kernel": (
+        "embedding",
+        (12,),
+        """
+    @torch.library.custom_op("mine::double", mutates_args=())
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+    lib = torch.library.Library("older", "DEF")
+    lib.define("triple(Tensor x) -> Tensor")
+    lib.impl("triple", lambda x: x * 3, "CPU")
+
+    x = nn.Linear(6, 6).to(D)(torch.randn(8, 6, device=D))
+    assert double(x).shape == torch.ops.older.triple(x.detach()).shape == x.shape
+    torch.histc(x, bins=4)
+    torch.nanmedian(x)
+    x.kthvalue(2)
+    torch.linalg.eigvals(x[:6])
+    torch.linalg.lstsq(x, x)
+    torch.quantile(x, 0.5)
+    torch.geqrf(x)
+    torch.pinverse(x)
+    logits = torch.randn(5, 2, 4, device=D).log_softmax(2)
+    lengths = torch.tensor([5, 5]), torch.tensor([2, 2])
+    F.ctc_loss(logits, torch.tensor([[1, 2], [1, 3]]), *lengths)
+    nn.Embedding(12, 2).to(D)(torch.tensor([12], device=D))
+    """,
+    ),
+    "in place and views": (
+        "embedding",
+        (13,),
+        """
+    w = nn.Parameter(torch.randn(6, 4, device=D))
+    with torch.no_grad():
+        w[0].zero_()
+        w.view(-1)[3:5].fill_(1)
+        w.t().mul_(2)
+        w.data[1:].copy_(w.data[:-1])
+        w.index_fill_(0, torch.tensor([1], device=D), 2.0)
+        torch.add(w, 1, out=w)
+        w.unfold(0, 2, 2).add_(1)
+        w.as_strided((2, 2), (1, 1)).add_(1)
+    x = w.detach().clone()
+    x[..., 0] += 1
+    x.resize_(3, 8).transpose_(0, 1)
+    x.squeeze_().unsqueeze_(0)
+    assert x.shape == (1, 8, 3)
+    first, second = w.unbind(1)[:2]
+    ids = torch.arange(6, device=D)
+    view = ids.view(2, 3)[1:]
+    ids[4] = 12
+    view += 1
+    nn.Embedding(12, 2).to(D)(ids)
+    """,
+    ),
+    "progress bars": (
+        "embedding",
+        (12,),
+        """
+    from tqdm import tqdm, trange
+    from tqdm.auto import tqdm as auto
+
+    m = nn.Linear(4, 4).to(D)
+    bar = tqdm(range(3), desc="steps")
+    for i in bar:
+        loss = m(torch.randn(2, 4, device=D)).sum()
+        bar.set_postfix(loss=loss.item(), tensor=loss)
+        bar.set_description(f"loss {loss:.3f}")
+        tqdm.write(f"{loss.item()}")
+    for i in trange(2, leave=False):
+        pass
+    with auto(total=3) as counter:
+        counter.update(1)
+        counter.set_postfix_str("%.2f" % loss.item())
+    nn.Embedding(12, 2).to(D)(torch.tensor([12], device=D))
+    """,
+    ),
     "gradients of inputs": (
         "cross_entropy",
         (3,),

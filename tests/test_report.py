@@ -199,7 +199,7 @@ def test_likely_names_what_was_made_up() -> None:
     replay = replace(REPLAY, differences=("the sampled ids come from made-up logits",))
     text = plain_text(replace(REPORT, confidence="likely", replays=(replay,)))
     assert "LIKELY" in text and "CERTAIN" not in text
-    assert "the sampled ids come from made-up logits." in text
+    assert "unknown. The sampled ids come from made-up logits." in text
     assert "Driver printed: Indexing.cu" in text and "agrees" not in text
 
 
@@ -276,6 +276,42 @@ def test_messenger_is_not_blamed_and_no_assert_is_claimed() -> None:
     assert text.startswith("CUDA error in In [6] (process of rank 1): found on the CPU")
     assert "cuBLAS is only the messenger" in text
     assert "Driver" not in text
+
+
+def test_after_the_restart_nothing_is_dead_and_no_restart_is_asked_for() -> None:
+    past = report.bundle(REPORT, "Kernel > Restart", past=True)
+    for shown in (past["text/plain"], Page(past["text/html"]).said):
+        said = " ".join(shown.split())
+        assert "happened before the restart: this kernel and its GPU state are fresh." in said
+        assert (
+            "state is dead" not in said
+            and "%assertdoc restart" not in said
+            and "restart it" not in said
+        )
+        assert "Position 512 does not exist" in said and "%assertdoc verify" in said
+        assert "The restart has lost" in said and "save what you need before it" not in said
+
+
+def test_sentences_begin_with_a_capital_and_names_stay_as_they_are() -> None:
+    because = ("the values run from 1 to 7", "dataset[3] has 9 tokens", "n_classes is 7")
+    cause = model.Cause(key="k", title="t", explanation="`y` is wrong", because=because)
+    text = plain_text(replace(REPORT, cause=cause))
+    assert "WHY t. `y` is wrong. The values run from 1 to 7. dataset[3] has 9 tokens. n_cl" in text
+
+
+def test_a_saved_notebook_has_no_line_that_noticed_it() -> None:
+    crash = replace(CRASH, surface=model.Place(line=0, source=""))
+    assert "noticed" not in plain_text(replace(REPORT, crash=crash))
+    lost = replace(REPORT, crash=crash, finding=None, confidence="not_found")
+    assert "WHERE The faulty line is not known. WHY" in plain_text(lost)
+    assert "line 0" not in Page(report.html(lost)).said
+
+
+def test_a_simulated_gpu_is_called_one() -> None:
+    simulated = replace(ENVIRONMENT, devices=("Simulated GPU",) * 2)
+    value = replace(REPORT, environment=simulated)
+    assert "The GPU is simulated; the data is out of range." in plain_text(value)
+    assert "2 x Simulated GPU" in Page(report.html(value)).said
 
 
 def test_swallowed_crash() -> None:
@@ -437,15 +473,19 @@ class Page(HTMLParser):
 
 
 # What JupyterLab's sanitizer keeps of an untrusted notebook's output, as far as it is used here.
-TAGS = set(re.findall(r"\w+", "div span b code mark table tr th td details summary ul ol li"))
-ATTRIBUTES = {"style", "title", "role", "aria-label"}
+TAGS = set(
+    re.findall(
+        r"\w+", "div span b code mark h3 h4 table thead tbody tr th td details summary ul ol li"
+    )
+)
+ATTRIBUTES = {"style", "title", "scope", "class", "role", "aria-label"}
 STYLES = set(
     re.findall(
         r"[\w-]+",
         "background-color border border-collapse border-left border-radius box-sizing color "
-        "display font-family font-size height letter-spacing line-height margin margin-top "
-        "max-width opacity overflow-x padding padding-left text-align vertical-align white-space "
-        "width",
+        "cursor display font-family font-size font-weight height letter-spacing line-height "
+        "margin max-width overflow overflow-wrap overflow-x padding padding-left table-layout "
+        "text-align text-overflow vertical-align white-space width",
     )
 )
 
@@ -508,8 +548,8 @@ def test_html_marks_the_expression_and_says_all_that_the_text_says() -> None:
     for wanted in (
         "CERTAIN",
         "restart it (Kernel > Restart)",
-        "In [4], line 14, Encoder.forward (In [6] line 9, `.to(device)`, only noticed it)",
-        "embedding, argument `input`, in `encoder.pos` (Embedding), num_embeddings=512",
+        "In [4], line 14, Encoder.forward (In [6] line 9, .to(device), only noticed it)",
+        "embedding, argument input, in encoder.pos (Embedding), num_embeddings=512",
         "0 <= index < 512",
         "512..639",
         "128 of 640 bad, first at [512]; the worst is 128 from the nearest valid value",
@@ -518,19 +558,25 @@ def test_html_marks_the_expression_and_says_all_that_the_text_says() -> None:
         "- ids = [tok(t) for t in texts] + ids = [tok(t)[:512] for t in texts]",
         "assert ids.size(1) <= 512",
         "%assertdoc verify the fixed cell",
-        "A restart loses `model` (weights).",
-        "Driver agrees: Indexing.cu `srcIndex < srcSelectDimSize`, 128 lines.",
+        "A restart loses model (weights).",
+        "Driver agrees: Indexing.cu srcIndex < srcSelectDimSize, 128 lines.",
         "tok: Tokenizer, 500 kB",
     ):
         assert wanted in said
 
 
 def test_html_shows_rows_of_the_data_set_beside_positions() -> None:
-    step = model.Step(loop="", iteration=0, batch_rows=(3, 7), dataset_indices=(643, 12))
-    finding = replace(FINDING, positions=((3, 0), (7, 5)), step=step)
-    said = " ".join(check_page(report.html(replace(REPORT, finding=finding))).said.split())
-    assert "position [3, 0]batch row 3dataset index 643" in said
-    assert "position [7, 5]batch row 7dataset index 12" in said
+    examples = (
+        model.Example(
+            value=600, position=(3, 0), batch_row=3, dataset_index=643, meaning="tok: '#'"
+        ),
+        model.Example(value=601, position=(7, 5), batch_row=7, dataset_index=12, file="a.txt"),
+    )
+    value = replace(REPORT, finding=replace(FINDING, examples=examples, bad_count=2))
+    said = " ".join(check_page(report.html(value)).said.split())
+    assert "valuestands forpositionbatch rowdataset indexfile" in said
+    assert "600tok: '#'[3, 0]3643 601[7, 5]712a.txt" in said
+    assert "600 is tok: '#'" in plain_text(value) and "601 is" not in plain_text(value)
 
 
 def test_picture_has_words_and_marks_only_bad_sides() -> None:
@@ -539,14 +585,14 @@ def test_picture_has_words_and_marks_only_bad_sides() -> None:
     assert label is not None
     assert label.group(1) == "valid 0 &lt;= index &lt; 512; found 512..639"
     both = replace(FINDING, bad_values=(-1, 600), distinct_bad=2)
-    shares = re.findall(r"width:(\d+)%;height:16px", report.html(replace(REPORT, finding=both)))
+    shares = re.findall(r"width:(\d+)%;border:", report.html(replace(REPORT, finding=both)))
     assert shares == ["30", "40", "30"]
     nan = replace(FINDING, bad_values=("nan",), distinct_bad=1)
     assert 'role="img"' not in report.html(replace(REPORT, finding=nan))
 
 
 def test_html_escapes_names_values_and_paths() -> None:
-    evil = '<script>alert(1)</script>" onclick="x'
+    evil = '`<script>alert(1)</script>`" onclick="x'
     place = replace(CALL, source=f"x = {evil}", expression=evil, file=evil, execution_count=None)
     finding = replace(FINDING, location=place, module=evil, op=evil, bad_values=(evil,))
     edit = model.Edit(cell_id=evil, old=evil, new=evil + "2")
@@ -624,6 +670,11 @@ def test_card_says_what_a_person_must_know_first() -> None:
     assert "Queued cells will not run." in page.said
 
 
+def test_card_calls_a_simulated_gpu_one() -> None:
+    text = report.card_text(report.Card(6, "", lines=3, simulated=True))
+    assert "The GPU is simulated. This kernel's GPU state is dead" in text and "fine" not in text
+
+
 def test_card_without_replay_and_with_only_a_messenger() -> None:
     card = report.Card(None, "", "cuBLAS", will_replay=False)
     text = " ".join(report.card_text(card).split())
@@ -646,31 +697,58 @@ def test_controls_without_ipywidgets(monkeypatch: pytest.MonkeyPatch) -> None:
         return real(name, *rest, **named)
 
     monkeypatch.setattr(builtins, "__import__", absent)
-    assert report.controls(REPORT, {"verify": lambda: ""}) is None
+    assert report.controls({"scan": report.Action(lambda: "")}) is None
+
+
+def test_what_is_asked_before_the_restart() -> None:
+    step = "%assertdoc restart    lost: model. After it %assertdoc restore gives back texts, tok"
+    forewarn = 'the page will say "appears to have died"'
+    asked = report.before_restart(replace(REPORT, next_steps=(step,)), forewarn)
+    assert asked.split("\n") == [
+        "Lost: model. After it %assertdoc restore gives back texts, tok.",
+        'The page will say "appears to have died".',
+    ]
+    assert report.before_restart(None, "") == "All variables of this kernel are lost."
 
 
 CELL = """
 from nb_assertdoc import model, report
 value = model.from_json(DATA, model.Report)
-def broken(): raise ValueError("no <b>batch</b>")
-def verify():
-    print("stray output")
-    return "the fixed cell passes <here>"
 calls = []
-box = report.controls(value, {"verify": verify, "broken": broken,
-                              "restart": lambda: calls.append(1) or "restarting"})
+def broken(): raise ValueError("no <b>batch</b>")
+def interrupted(): raise KeyboardInterrupt
+def verify(source):
+    print("stray output"); display("stray display")
+    calls.append(source)
+    return "passes <here>"
+box = report.controls({
+    "verify": report.Action(verify, source="loss(y)\\n"),
+    "broken": report.Action(broken),
+    "interrupted": report.Action(interrupted),
+    "scan": report.Action(lambda: report.Html("<b>3 rows</b>")),
+    "restart": report.Action(lambda: calls.append("restart") or "restarting", asks="lost: <model>"),
+})
 display(report.bundle(value), raw=True)
 display(report.controls_bundle(box), raw=True)
 """
 CLICKS = """
-verify, broken, restart = box.children[0].children
-answer = box.children[1]
-verify.click(); first = answer.value
-broken.click(); second = answer.value
-restart.click(); asked = (answer.value, list(calls), restart.description)
-restart.click()
+_, hint, editor, row, answer = box.children
+def click(label):
+    button = next(b for b in row.children if b.description == label)
+    button.click()
+    return answer.value
+editor.value = "loss(y - 1)"
+said = [click(b) for b in ("Verify on the CPU", "%assertdoc broken", "%assertdoc interrupted",
+                           "Scan the data", "Restart the kernel")]
+asked = [b.description for b in row.children], list(calls)
+click("Cancel"); cancelled = len(row.children), answer.value, list(calls)
+click("Restart the kernel"); click("Yes, restart now")
+ended = calls, [b.disabled for b in row.children], answer.value
+_, row, answer = report.controls({"restart": report.Action(broken, asks="sure?")}).children
+click("Restart the kernel"); click("Yes, restart now")
+failed = [(b.description, b.disabled) for b in row.children], answer.value
 """
-SAID = "import json; print(json.dumps([first, second, asked, calls, restart.description]))"
+SAID = "import json; print(json.dumps([said, asked, cancelled, ended, failed, editor.description]))"
 
 
 def test_report_and_controls_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -687,10 +765,17 @@ def test_report_and_controls_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
     assert controls.data["text/plain"] == "run `%assertdoc report`"
     assert "application/vnd.jupyter.widget-view+json" in controls.data
     assert model.MIME not in controls.data
-    assert cells[1].outputs == []  # what an action prints stays in the widget
-    first, second, asked, calls, label = json.loads(cells[2].outputs[0].text)
-    assert "the fixed cell passes &lt;here&gt;" in first
-    assert "broken failed: ValueError: no &lt;b&gt;batch&lt;/b&gt;" in second
-    assert "A restart loses `model` (weights)." in asked[0]
-    assert asked[1:] == [[], "Yes, restart now"]
-    assert calls == [1] and label == "Restart the kernel"
+    assert cells[1].outputs == []  # what an action prints or displays lands in no cell
+    said, asked, cancelled, ended, failed, name = json.loads(cells[2].outputs[0].text)
+    verified, broken, interrupted, scanned, question = said
+    assert "passes &lt;here&gt;" in verified
+    assert "broken: no &lt;b&gt;batch&lt;/b&gt;" in broken
+    assert "interrupted: interrupted" in interrupted
+    assert scanned == "<b>3 rows</b>"
+    assert "lost: &lt;model&gt;" in question
+    assert asked == [["Yes, restart now", "Cancel"], ["loss(y - 1)"]]
+    assert cancelled[0] == 5 and "lost" not in cancelled[1] and cancelled[2] == ["loss(y - 1)"]
+    # The kernel is about to end: no button looks alive.
+    assert ended[:2] == [["loss(y - 1)", "restart"], [True] * 5] and "restarting" in ended[2]
+    assert failed[0] == [["Restart the kernel", False]] and "restart: no &lt;b&gt;" in failed[1]
+    assert name == "Cell"  # what a screen reader calls the text area

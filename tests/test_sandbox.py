@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import replays
+
+from nb_assertdoc.replay import run as replay_cell
 
 START = """
 import sys
@@ -254,3 +257,79 @@ def test_libraries(home: Path) -> None:
         assert torch.load(buffer) == 5 and "skipped: torch.save" in sandbox.notes
         """,
     )
+
+
+HARM = """
+import csv, json, logging, mmap, os, pickle, shutil, sqlite3, subprocess, tempfile, zipfile
+from pathlib import Path
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import torch
+
+# open, in all its modes
+with open("a.txt", "w") as file: file.write("new")
+with open("b.txt", "a") as file: file.write("more")
+with open("c.txt", "r+") as file: file.write("X")
+json.dump([1], open("data/x.csv", "w"))
+csv.writer(open("data/deep/y.csv", "w")).writerow([1, 2])
+pickle.dump(1, open("runs/best.pt", "wb"))
+# os
+os.rename("one.bin", "two.bin"); os.remove("d.txt"); os.chmod("e.txt", 0o600)
+os.truncate("f.txt", 1); os.utime("g.txt", (1, 1)); os.symlink("g.txt", "shortcut")
+os.makedirs("new/folder"); os.replace("a.txt", "b.txt"); os.chmod("data", 0o700)
+descriptor = os.open("h.txt", os.O_RDWR); os.write(descriptor, b"!!"); os.fchmod(descriptor, 0o600)
+os.ftruncate(descriptor, 1); os.close(descriptor)
+# shutil, pathlib
+shutil.copy("c.txt", "i.txt"); shutil.move("j.txt", "data"); shutil.rmtree("data/deep")
+shutil.copymode("e.txt", "k.txt"); shutil.copystat("e.txt", "l.txt")
+Path("k.txt").write_text("new"); Path("l.txt").unlink(); Path("m.txt").rename("n.txt")
+Path("o.txt").chmod(0o777); Path("runs/best.pt").touch()
+# libraries
+np.save("array.npy", np.zeros(3)); np.savez("more.npz", x=np.zeros(1)); np.zeros(2).tofile("p.txt")
+np.memmap("one_more.bin", mode="r+")[0] = 65
+pd.DataFrame({"x": [1]}).to_csv("q.txt"); pd.DataFrame({"x": [1]}).to_pickle("r.txt")
+with sqlite3.connect("data.db") as base: base.execute("delete from t")
+base.close()
+plt.plot([1, 2]); plt.savefig("plot.png"); plt.close()
+torch.save({"w": 1}, "runs/best.pt"); torch.save([2], "s.txt")
+with zipfile.ZipFile("z.zip", "a") as z: z.writestr("n", "1")
+with zipfile.ZipFile("z.zip") as z: z.extractall(".")
+with open("mapped.bin", "r+b") as file, mmap.mmap(file.fileno(), 0) as view: view[0] = 65
+logger = logging.getLogger("harm"); logger.addHandler(logging.FileHandler("run.log"))
+logger.error("one line")
+tempfile.NamedTemporaryFile(dir=".", delete=False).close()
+# commands
+subprocess.run("rm -rf data; echo > t.txt", shell=True)
+os.system("chmod 000 u.txt")
+!rm v.txt
+assert open("b.txt").read() == "new" and not os.path.exists("d.txt")  # the replay sees its own
+"""
+
+
+def test_a_replayed_cell_harms_no_file(tmp_path: Path) -> None:
+    """Every byte, mode, time and inode is as before."""
+    import sqlite3
+    import zipfile
+
+    home, folder = tmp_path / "home", tmp_path / "order"
+    (home / "data" / "deep").mkdir(parents=True)
+    (home / "runs").mkdir()
+    folder.mkdir()
+    names = [f"{letter}.txt" for letter in "abcdefghijklmopqrstuv"]
+    names += ["data/x.csv", "data/deep/y.csv", "runs/best.pt", "array.npy", "more.npz", "plot.png"]
+    names += ["run.log", "one.bin", "one_more.bin", "mapped.bin"]
+    for name in names:
+        (home / name).write_text(f"old {name}\n")
+    (home / "e.txt").chmod(0o640)
+    with zipfile.ZipFile(home / "z.zip", "w") as packed:
+        packed.writestr("c.txt", "packed")
+    with sqlite3.connect(home / "data.db") as base:
+        base.execute("create table t (x)")
+        base.execute("insert into t values (7)")
+    base.close()
+    before = snapshot(home)
+
+    evidence = replay_cell(replays.order(HARM, cwd=str(home)), folder)
+    assert evidence.outcome == "clean", evidence.error
+    assert snapshot(home) == before

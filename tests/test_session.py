@@ -1,9 +1,11 @@
-"""The last report outlives its kernel, in a folder that only its user can read."""
+"""What outlives a kernel lies in a room that only its user can read, is found again, and goes."""
 
 from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from kernels import Kernel
 
 from nb_assertdoc import model, session
+from nb_assertdoc.settings import settings
 
 REPORT = model.Report(
     confidence="certain",
@@ -37,8 +40,13 @@ def test_what_is_kept_comes_back_with_its_age(home: Path) -> None:
 
 def test_only_the_user_can_read_it(home: Path) -> None:
     session.save(REPORT, "kernel-1")
+    session.ask_launch_blocking("kernel-1")
+    session.leave_signs("kernel-1")
     (folder,) = home.iterdir()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    modes = {stat.S_IMODE(p.stat().st_mode) for p in (folder, *folder.rglob("*")) if p.is_dir()}
+    assert modes == {0o700}
+    modes = {stat.S_IMODE(p.stat().st_mode) for p in folder.rglob("*") if p.is_file()}
+    assert modes == {0o600}
 
 
 def test_a_folder_that_leads_elsewhere_is_refused(home: Path) -> None:
@@ -51,22 +59,120 @@ def test_a_folder_that_leads_elsewhere_is_refused(home: Path) -> None:
         session.folder()
 
 
-def test_old_reports_are_removed_and_new_ones_stay(home: Path) -> None:
-    session.save(REPORT, "old")
-    old = session.folder() / "old.report.json"
-    past = time.time() - session.KEPT_SECONDS - 1
-    os.utime(old, (past, past))
-    session.save(REPORT, "new")
-    assert session.load("old") is None
-    assert session.load("new") is not None
+def fill(name: str, count: int, days: float = 0.0) -> None:
+    """A room whose newest file is so many days old."""
+    room = session.room(name)
+    (room / "variables").mkdir()
+    (room / "variables" / "buffers.bin").write_bytes(bytes(count))
+    past = time.time() - days * 24 * 3600
+    for path in (room / "variables" / "buffers.bin", room / "variables", room):
+        os.utime(path, (past, past))
+
+
+def rooms() -> set[str]:
+    return {path.name for path in session.folder().iterdir() if path.is_dir()}
+
+
+def test_rooms_go_after_the_days_that_are_promised(home: Path) -> None:
+    fill("old", 10, days=settings().keep_days + 0.1)
+    fill("new", 10, days=settings().keep_days - 0.1)
+    session.tidy(own="mine")
+    assert rooms() == {"new"}
+
+
+def test_the_oldest_rooms_go_above_the_size_that_is_promised(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings(), "keep_total_bytes", 250_000)
+    for days, name in enumerate(("third", "second", "first", "mine")):
+        fill(name, 100_000, days=days / 10)
+    session.tidy(own="mine")  # the oldest of all, and spared
+    assert rooms() == {"mine", "third"}
+
+
+LIVING = """
+import sys
+from nb_assertdoc import session
+session.room("living")
+session.leave_signs("living")
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_room_of_a_living_kernel_is_neither_offered_nor_removed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill("living", 100_000, days=1)
+    environ = {**os.environ, "TMPDIR": str(home), "JPY_SESSION_NAME": "study.ipynb"}
+    monkeypatch.setenv("JPY_SESSION_NAME", "study.ipynb")
+    monkeypatch.setattr(settings(), "keep_total_bytes", 0)
+    command = [sys.executable, "-c", LIVING]
+    with subprocess.Popen(
+        command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        session.tidy()
+        assert rooms() == {"living"}
+        assert session.last_key() == session.key()
+        process.kill()
+    assert session.last_key() == "living"
+    session.tidy()
+    assert rooms() == set()
+
+
+def test_a_new_kernel_id_finds_the_room_by_the_notebook(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "study.ipynb")
+    fill("kernel-1", 10)
+    session.leave_signs("kernel-1")
+    assert session.last_key() == "kernel-1"
+
+    monkeypatch.chdir(home)  # another folder, the same notebook
+    assert session.last_key() == "kernel-1"
+
+    monkeypatch.setenv("JPY_SESSION_NAME", "other.ipynb")
+    assert session.last_key() == session.key()
+
+
+def test_without_a_path_the_place_leads_to_the_room(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    monkeypatch.chdir(home)
+    fill("kernel-1", 10)
+    session.leave_signs("kernel-1")
+    assert session.last_key() == "kernel-1"
+    monkeypatch.chdir("/")
+    assert session.last_key() == session.key()
+
+
+def test_the_own_kernel_id_comes_first(home: Path) -> None:
+    fill("kernel-1", 10)
+    session.leave_signs("kernel-1")
+    fill(session.key(), 10)
+    assert session.last_key() == session.key()
+
+
+def test_forgetting_one_and_all(home: Path) -> None:
+    for name in ("one", "two"):
+        fill(name, 1000)
+        session.leave_signs(name)
+    assert session.forget("one") > 1000
+    assert rooms() == {"two"}
+    assert session.last_key() == "two"  # whose signs are the newer ones
+    session.forget(None)
+    assert list(session.folder().iterdir()) == []
 
 
 def test_what_is_no_report_is_no_answer(home: Path) -> None:
-    (session.folder() / "broken.report.json").write_text("{")
+    (session.room("broken") / "report.json").write_text("{")
     assert session.load("broken") is None
 
 
-def test_report_is_shown_again_after_the_restart(tmp_path: Path) -> None:
+def test_report_is_shown_again_after_the_restart() -> None:
     crash = (
         "import torch\n"
         "labels = torch.tensor([1, 2, 3]).cuda()\n"

@@ -18,6 +18,10 @@ _NEXT = (
     "Next: restart the kernel, then %cpu_replay runs the failing cell on the CPU and shows the call"
     " and the values."
 )
+_GIVE = (
+    "Give the text of a CUDA error, a line that the GPU driver printed, a catalogue id such as"
+    " nll_target, or one of these topics: {topics}."
+)
 _ON_CPU = (
     "This is the CPU's own error for it: here nothing is dead, mend it and run the cell again. On a"
     " GPU the same call ends in a device-side assert."
@@ -63,6 +67,8 @@ def explain(text: str) -> str:
     the answer says so and lists the topics.
     """
     asked = " ".join(text.split())
+    if not asked:
+        return _wrapped([_GIVE.format(topics=", ".join(topics()))])
     if cut := _CUT_LINE.fullmatch(asked):  # the end of a driver's line, its file left out
         asked = cut[1]
     key = asked.lower().replace(" ", "-").replace("_", "-")
@@ -92,8 +98,7 @@ def explain(text: str) -> str:
         [
             f"Nothing is known about {_short(asked)!r}."
             + (f" Did you mean {near[0]}?" if near else ""),
-            "Give the text of a CUDA error, a line that the GPU driver printed, a catalogue id such"
-            f" as nll_target, or one of these topics: {', '.join(topics())}.",
+            _GIVE.format(topics=", ".join(topics())),
         ]
     )
 

@@ -6,6 +6,7 @@ Imports wait for the command that needs them.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import tempfile
@@ -14,7 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from nb_assertdoc import __version__
-from nb_assertdoc.errors import AssertdocError, NotebookError, NothingToReplay, UsageError
+from nb_assertdoc.errors import (
+    AssertdocError,
+    NotebookError,
+    NothingToReplay,
+    UsageError,
+    did_you_mean,
+)
 
 if TYPE_CHECKING:
     from .execution import Shown
@@ -147,6 +154,31 @@ def _explain(options: argparse.Namespace) -> int:
     return OK
 
 
+def _autoload(options: argparse.Namespace) -> int:
+    from . import autoload
+
+    option = f"--{'profile' if options.profile is not None else options.where}"
+    path = autoload.place(option, options.profile).path
+    again = "" if option == "--sys-prefix" else f" {option}"
+    again += f" {options.profile}" if options.profile is not None else ""
+    if options.on:
+        changed = autoload.enable(path)
+        print(f"{'On' if changed else 'On already'}: new kernels that read {path} load the")
+        print(f"extension by themselves. `nb-assertdoc disable{again}` takes it back.")
+        print("Kernels that run now stay as they are.")
+        if autoload.is_switched_off(path):
+            print("But AssertDoc.enabled is false in that file: nothing will be watched.")
+    elif autoload.disable(path):
+        print(f"Off: {path} no longer loads the extension. Kernels that run now stay as they are.")
+    else:
+        print(f"Off already: {path} does not load the extension.")
+    for place in autoload.places() if not options.on else []:
+        with contextlib.suppress(UsageError):
+            if autoload.is_on(place.path):
+                print(f"Still on by {place.path}.")
+    return OK
+
+
 def _check(options: argparse.Namespace) -> int:
     from . import check
 
@@ -162,7 +194,7 @@ class _Parser(argparse.ArgumentParser):
     """Answers a wrong argument in one line."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+        raise UsageError(f"{message}{did_you_mean(message)} (see {self.prog} --help)")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -212,6 +244,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("text", nargs="*", metavar="TEXT", help="the text; -: standard input")
 
+    _add_autoload(commands, "enable", "Load the extension in every new kernel by itself.")
+    _add_autoload(commands, "disable", "Take back what enable did, to the byte.")
+
     check = _command(
         commands,
         "check",
@@ -228,6 +263,22 @@ def _command(
     parser: argparse.ArgumentParser = commands.add_parser(name, help=summary, description=summary)
     parser.set_defaults(command=function, notebook=None, output=None, inplace=False)
     return parser
+
+
+def _add_autoload(commands: Any, name: str, summary: str) -> None:
+    parser = _command(commands, name, _autoload, summary)
+    parser.set_defaults(on=name == "enable", where="sys-prefix")
+    where = parser.add_mutually_exclusive_group()
+    for option, words in (
+        ("sys-prefix", "kernels of this Python environment (the default)"),
+        ("user", "your kernels, of every environment: IPython's default profile"),
+        ("system", "kernels of every user of this machine"),
+    ):
+        where.add_argument(
+            f"--{option}", dest="where", action="store_const", const=option, help=words
+        )
+    where.add_argument("--profile", metavar="NAME", help="kernels with this IPython profile")
+    parser.epilog = "Exit codes: 0 done, or done already; 2 a wrong option, or a file in the way."
 
 
 def _add_notebook(parser: argparse.ArgumentParser) -> None:

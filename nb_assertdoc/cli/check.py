@@ -96,7 +96,7 @@ FLOORS = {
     "ipykernel": "6.17",
     "ipywidgets": "7.7",
     "jupyter_client": "7.4",
-    "nbclient": "0.8",
+    "nbclient": "0.5.13",
 }
 
 
@@ -114,6 +114,7 @@ def check(readers: Readers | None = None) -> tuple[Item, ...]:
         *_ecc(cards, how),
         *_hooks(readers),
         *_here(readers),
+        *_autoload(readers),
     )
 
 
@@ -375,3 +376,11 @@ def _here(readers: Readers) -> Iterator[Item]:
     adapter = restart.adapter(shell, readers.environ, {}, ())
     yield Item("HERE", f"notebooks: {adapter.name}; restart: {adapter.how}")
     yield Item("HERE", "headless: nb-assertdoc run NB.ipynb (the report as text, and an exit code)")
+
+
+def _autoload(readers: Readers) -> Iterator[Item]:
+    files, problems = readers.autoload()
+    yield from (Item("AUTOLOAD", f"on, by {file}") for file in files)
+    if not files:
+        yield Item("AUTOLOAD", "off; nb-assertdoc enable loads the extension in every new kernel")
+    yield from (Item("AUTOLOAD", f"IPython leaves out a file: {problem}") for problem in problems)

@@ -150,6 +150,20 @@ def fresh_kernel() -> Kernel:
             raise OSError(str(error)) from error
 
 
+def autoload() -> tuple[list[str], list[str]]:
+    """Files that load the extension in every kernel, and what is wrong with others."""
+    from . import autoload as places
+
+    files, problems = [], []
+    for place in places.places():
+        try:
+            if places.is_on(place.path):
+                files.append(f"{place.path} ({place.option})")
+        except AssertdocError as error:
+            problems.append(str(error))
+    return files, problems
+
+
 def folder_mode() -> int:
     """Permissions of a new folder as saved variables lie in, in which a file could be written."""
     with tempfile.TemporaryDirectory(prefix="nb-assertdoc-check-") as folder:
@@ -170,4 +184,5 @@ class Readers:
     cards: Callable[[], tuple[Card, ...]] = nvml_cards
     kernel: Callable[[], Kernel] = fresh_kernel
     folder_mode: Callable[[], int] = folder_mode
+    autoload: Callable[[], tuple[list[str], list[str]]] = autoload
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)

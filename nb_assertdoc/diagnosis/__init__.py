@@ -12,7 +12,7 @@ import textwrap
 from nb_assertdoc import catalogue
 from nb_assertdoc.model import Cause, Crash, Fix, Observed
 
-from . import arguments, categories, indices, labels, masks, tables, values
+from . import arguments, categories, indices, labels, masks, positions, tables, values
 from .driver import contradiction
 from .facts import Facts
 from .headline import headline
@@ -34,6 +34,7 @@ RULES: tuple[Rule, ...] = (
     *arguments.RULES,
     *labels.RULES,
     *masks.RULES,
+    *positions.RULES,
     *tables.RULES,
     *categories.RULES,
     *indices.RULES,

@@ -7,22 +7,33 @@ import re
 from nb_assertdoc.model import Fix
 
 from .facts import TABLES, Facts, vocabulary
-from .fixes import keep, name_of
+from .fixes import MINUS_1, after, edit_index, keep, name_of
 from .rule import Match, Rule
+from .tables import is_table
 
 # Sizes that a calendar feature's table can rightly have; the first is that of values from 0.
 CALENDAR = {
     "month": (12, 13),
+    "day of the year": (366, 365, 367),
     "weekday": (7, 8),
-    "dayofweek": (7, 8),
-    "dow": (7, 8),
+    "time of day": (1440, 288, 144, 96, 48, 24),
     "day": (31, 32, 7),
     "hour": (24, 25),
     "minute": (60, 4),
     "week": (53, 52, 54),
     "quarter": (4, 5),
-    "dayofyear": (366, 365, 367),
 }
+# Other names of these features: as part of a longer name, alone, and alone where the size fits.
+WITHIN = {
+    "dayofyear": "day of the year",
+    "weekday": "weekday",
+    "dayofweek": "weekday",
+    "dayinweek": "weekday",
+    "timeofday": "time of day",
+    "timeinday": "time of day",
+}
+ALONE = {"doy": "day of the year", "yday": "day of the year", "dow": "weekday", "wday": "weekday"}
+SHORT = {"hr": "hour", "mon": "month", "min": "minute", "dom": "day", "tod": "time of day"}
 IDS = vocabulary(
     "user users item items movie movies book books product products song songs artist track "
     "tracks video customer customers location locations loc poi shop store stores merchant uid "
@@ -37,17 +48,30 @@ def _table(facts: Facts) -> bool:
     return facts.op in TABLES or (facts.op in {"index", "index_select"} and bool(IDS & facts.names))
 
 
+def _ids(facts: Facts) -> bool:
+    """The names speak of users, items and their kin, or end in `_id`."""
+    named = any(re.search(r"(?<!token)(?<!class)_ids?$", word) for word in facts.index_words)
+    return named or bool(IDS & facts.names)
+
+
+def _feature(facts: Facts) -> str | None:
+    """The calendar feature that the names speak of."""
+    plain = {w.removesuffix("s").replace("_", "") for w in facts.names}
+    found = {feature for part, feature in WITHIN.items() if any(part in w for w in plain)}
+    found |= {ALONE[w] for w in plain & ALONE.keys()}
+    found |= {SHORT[w] for w in plain & SHORT.keys() if facts.high in CALENDAR[SHORT[w]]}
+    return next((feature for feature in CALENDAR if feature in found | plain), None)
+
+
 def time_feature(facts: Facts) -> Match | None:
-    if facts.op not in TABLES or not facts.bad:
+    if not is_table(facts) or not facts.too_large or {"user", "item"} & facts.names:
         return None
-    words = facts.names
-    plain = {w.removesuffix("s").replace("_", "") for w in words}
-    feature = next((f for f in CALENDAR if f in plain and not {"user", "item"} & words), None)
+    feature = _feature(facts)
     encoded = facts.mentions(ENCODED) or facts.mentions(SIZED)
     if feature is None or (encoded and facts.high not in CALENDAR[feature]):
         return None
     size, from_one = CALENDAR[feature][0], facts.smallest == 1 and facts.only_high
-    name = name_of(facts, feature)
+    name = name_of(facts, feature.replace(" ", "_"))
     if from_one:
         explanation = (
             f"`{facts.name}` counts from 1 to {facts.high}, the table's rows from 0: subtract 1."
@@ -67,6 +91,8 @@ def time_feature(facts: Facts) -> Match | None:
             "the feature"
         )
         because = ()
+    edit = edit_index(facts, MINUS_1) if from_one else None
+    rows = facts.high if from_one else max(size, int(facts.bad[-1]) + 1)
     return Match(
         score=83,
         explanation=explanation,
@@ -76,7 +102,8 @@ def time_feature(facts: Facts) -> Match | None:
                 title=title,
                 explanation="Calendar features of pandas: month 1..12, day 1..31, hour 0..23, "
                 "weekday 0..6, isoweekday 1..7.",
-                code=keep(name, facts.high),
+                code=keep(after(name, MINUS_1) if edit else name, rows),
+                edit=edit,
             ),
         ),
     )
@@ -88,7 +115,7 @@ def _signs(facts: Facts) -> tuple[int, int]:
     encoded, sized = facts.mentions(ENCODED), facts.mentions(SIZED)
     listed = re.search(r"(emb|cat)\w*s\.(?!\w*emb)\w+$", finding.module or "") is not None
     unseen = 2 * encoded + sized + bool(CATEGORY & facts.names) + (listed and not IDS & facts.names)
-    raw = 2 * bool(IDS & facts.names) + (facts.op == "embedding_bag")
+    raw = 2 * _ids(facts) + (facts.op == "embedding_bag")
     if unseen or raw:
         few = facts.follows_high and finding.distinct_bad <= 5
         unseen += 2 * bool(facts.held_out) + few + (facts.bad == (-1,))
@@ -127,7 +154,7 @@ def category_unseen(facts: Facts) -> Match | None:
                 title="Size the table by the encoder's categories",
                 explanation="Number of rows = len(categories) of the encoder that makes the "
                 "codes, plus one for unknown; not nunique() of one split.",
-                code=keep(name_of(facts, "codes"), high),
+                code=keep(name_of(facts, "codes"), max(high or 0, int(facts.bad[-1]) + 1)),
             ),
             Fix(
                 title="Or give unknown categories a row of their own",
@@ -146,7 +173,8 @@ def category_id(facts: Facts) -> Match | None:
     if not facts.too_large:
         return None
     unseen, raw = _signs(facts)
-    guess = facts.op in TABLES and len(facts.observed.shape) == 1 and (facts.high or 0) >= 200
+    plain = len(facts.observed.shape) == 1 and not {"bins", "bucketize", "digitize"} & facts.names
+    guess = facts.op in TABLES and plain and (facts.high or 0) >= 200
     if raw < 2 and not guess:
         return None
     if raw >= 2 and raw < unseen:

@@ -11,6 +11,7 @@ from functools import cached_property
 
 from nb_assertdoc.model import Crash, Number, Observed, Values
 
+SUMS = frozenset({"scatter_add", "scatter_reduce", "index_add", "index_reduce"})
 LOSSES = frozenset(
     {"cross_entropy", "nll_loss", "multi_margin_loss", "multilabel_margin_loss", "ctc_loss"}
 )
@@ -99,6 +100,11 @@ class Facts:
         """True for x[i], gather, scatter and their kin: no loss, no table, no value."""
         ops = LOSSES | TABLES | UNIT_VALUES | {"one_hot", "multinomial"}
         return self.op not in ops
+
+    @property
+    def sums(self) -> bool:
+        """True for operators that add values up by the number of their group."""
+        return self.op in SUMS
 
     @cached_property
     def bad(self) -> tuple[int | float, ...]:

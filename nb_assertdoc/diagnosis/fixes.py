@@ -10,6 +10,11 @@ from nb_assertdoc.model import Edit
 
 from .facts import Facts
 
+MINUS_1 = "{} - 1"  # what an edit makes of the index
+# An expression that can be read twice without harm, and calls that leave its values as they are.
+CHAIN = r"[A-Za-z_]\w*([.]\w+|\[['\"]?\w+['\"]?\])*"
+MOVES = r"([.](to|cuda|cpu|long|int|detach|clone|contiguous|squeeze|flatten)\([^()]*\))*"
+
 
 def parses(code: str) -> bool:
     """True if `code` is valid Python as it stands."""
@@ -21,13 +26,13 @@ def parses(code: str) -> bool:
 
 
 def name_of(facts: Facts, default: str) -> str:
-    """The user's expression for the index if it can be read twice without harm, else `default`."""
+    """The user's name for the index if it can be read twice without harm, else `default`.
+
+    "y" for `y.to(device)`: the values are the same.
+    """
     own = (facts.observed.index_expression or "").strip()
-    return (
-        own
-        if re.fullmatch(r"[A-Za-z_]\w*([.]\w+|\[['\"]?\w+['\"]?\])*", own) and parses(own)
-        else default
-    )
+    plain = re.sub(rf"(?<=.){MOVES}$", "", own)
+    return plain if re.fullmatch(CHAIN, plain) and parses(plain) else default
 
 
 def keep(name: str, high: int | None, ignore: int | None = None, low: int = 0) -> str:
@@ -42,24 +47,36 @@ def keep(name: str, high: int | None, ignore: int | None = None, low: int = 0) -
     return f"assert {inside}, 'outside {low}..{high - 1}'"
 
 
-def keep_labels(facts: Facts, high: int | None = None) -> str:
-    """The assertion for a loss's target: `ignore_index` is let through where it is in use."""
+def keep_labels(facts: Facts, high: int | None = None, changed: str = "{}") -> str:
+    """The assertion for a loss's target: `ignore_index` is let through where it is in use.
+
+    `changed`: what an edit makes of the index, as for `edit_index`.
+    """
     ignore = facts.ignore
     used = ignore is not None and (ignore != -100 or ignore in facts.seen.distinct)
-    return keep(name_of(facts, "labels"), high or facts.high, ignore if used else None)
+    name = after(name_of(facts, "labels"), changed)
+    return keep(name, high or facts.high, ignore if used else None)
+
+
+def after(name: str, changed: str) -> str:
+    """The expression that an edit leaves: "(y - 1)" for "y" and "{} - 1"."""
+    return name if changed == "{}" else f"({changed.format(name)})"
 
 
 def edit_index(facts: Facts, new: str) -> Edit | None:
     """An edit of the failing line: `{}` in `new` stands for the index expression.
 
-    Only for a plain name that stands once in a line of a cell.
+    Only for a name or a part of one, moved and cast or not, that stands once in a line of a cell.
     """
     place, name = facts.observed.finding.location, facts.observed.index_expression or ""
-    once = len(re.findall(rf"\b{re.escape(name)}\b", place.source)) == 1
-    if not name.isidentifier() or not once or place.file is not None:
+    if name not in place.source:  # as Python writes it; `.to("cuda")` is written as often
+        name = name.replace("'", '"')
+    whole = rf"(?<![\w.]){re.escape(name)}(?![\w.(\[])"
+    simple = re.fullmatch(CHAIN + MOVES, name) is not None
+    if not simple or len(re.findall(whole, place.source)) != 1 or place.file is not None:
         return None
     old = place.source.strip()
-    replaced = re.sub(rf"\b{re.escape(name)}\b", lambda _: new.format(name), old)
+    replaced = re.sub(whole, lambda _: new.format(name), old)
     safe = parses(old) and parses(replaced)
     return Edit(cell_id=place.cell_id, old=old, new=replaced) if safe else None
 

@@ -7,7 +7,7 @@ import re
 from nb_assertdoc.model import Fix
 
 from .facts import TABLES, Facts, vocabulary, words
-from .fixes import edit_index, keep, name_of
+from .fixes import MINUS_1, after, edit_index, keep, name_of
 from .rule import Match, Rule
 
 ACTION = vocabulary("action actions act acts a_t action_batch actions_batch")
@@ -15,16 +15,27 @@ NODE = vocabulary(
     "edge edges edge_index node nodes neighbor neighbors neighbour neighbours adj senders receivers"
 )
 ENDS = vocabulary("src dst row col head tail source")
+KIND = r"(node|edge)_(type|attr|feat|label|class)"  # what it is, not which one
 PICTURE = vocabulary("batch_idx batch_index batch_id img_idx image_id image_idx image_index img_id")
 
 
+def _of_policy(facts: Facts) -> bool:
+    """One value of each row of Q-values or of a policy's probabilities is picked."""
+    if facts.op != "gather" and not {"arange", "range"} & facts.index_words:
+        return False
+    learns = facts.mentions(r"reward|replay|\bdqn\b|q_?net|policy|\bactor|rollout|advantage")
+    line = words(facts.observed.finding.location.source)
+    if "log_prob" in line and facts.observed.index_expression is None:  # Categorical.log_prob
+        return learns or bool(line & ACTION)
+    outputs = {"q", "q_values", "qvalues", "critic", "policy"} & facts.table_words
+    return learns and bool(outputs or "a" in facts.index_words)
+
+
 def action(facts: Facts) -> Match | None:
-    chosen = ACTION & facts.index_words or {"action", "actions"} & facts.table_words
-    if facts.op == "gather" and facts.mentions(r"reward|replay|\bdqn\b|q_?net|policy"):
-        chosen = chosen or {"q", "q_values", "qvalues"} & facts.table_words
-        line = words(facts.observed.finding.location.source)
-        chosen = chosen or (line & ACTION if "log_prob" in line else set())
-    if not (facts.indexes or facts.op in {"one_hot", *TABLES}) or not chosen or not facts.bad:
+    named = ACTION & facts.index_words or {"action", "actions"} & facts.table_words
+    if not (named or _of_policy(facts)) or not facts.bad:
+        return None
+    if not (facts.indexes or facts.op in {"one_hot", *TABLES}):
         return None
     high, name = facts.high, name_of(facts, "actions")
     from_one = facts.only_high and facts.smallest is not None and facts.smallest >= 1
@@ -33,6 +44,7 @@ def action(facts: Facts) -> Match | None:
         if from_one
         else "the actions are not numbered 0..n-1, or the network has too few outputs"
     )
+    edit = edit_index(facts, MINUS_1) if from_one else None
     return Match(
         score=82,
         explanation=f"Action {facts.found} in `{facts.name}`, but there are {high} actions, "
@@ -45,8 +57,8 @@ def action(facts: Facts) -> Match | None:
                 else "Map the actions to 0..n-1",
                 explanation="Convert once, when a transition is put into the memory; smaller "
                 "actions have trained the wrong output in silence.",
-                code=keep(name, high),
-                edit=edit_index(facts, "{} - 1") if from_one else None,
+                code=keep(after(name, MINUS_1) if edit else name, high),
+                edit=edit,
             ),
         ),
     )
@@ -55,15 +67,21 @@ def action(facts: Facts) -> Match | None:
 def node_index(facts: Facts) -> Match | None:
     if not (facts.indexes or facts.op in TABLES) or not facts.bad:
         return None
+    if facts.op in TABLES and any(re.search(KIND, name) for name in facts.names):
+        return None
     finding = facts.observed.finding
     graph = facts.graph or "Conv" in (finding.module_type or "")
     hidden = facts.indexes and facts.observed.index_expression is None
-    summed = facts.op in {"scatter", "scatter_add", "scatter_reduce", "index_add"}
+    # Rows picked by one end of the edges are added up by the other.
+    messages = facts.mentions(r"\b(nodes?|edges?|neighbou?rs?)\b") and re.search(
+        r"(index_add|scatter_(add|reduce|mean|sum))_?\(.*\w\[", finding.location.source
+    )
+    summed = facts.op == "scatter" or facts.sums
     if NODE & facts.names:
         score = 81
     elif graph and (ENDS & facts.names or hidden):
         score = 74
-    elif graph and summed:
+    elif (graph and summed) or messages:
         score = 70
     else:
         return None

@@ -7,7 +7,7 @@ import re
 from nb_assertdoc.model import Fix
 
 from .facts import LOSSES, TABLES, Facts, vocabulary
-from .fixes import edit_index, edit_line, keep, keep_labels, name_of
+from .fixes import MINUS_1, after, edit_index, edit_line, keep, keep_labels, name_of
 from .indices import ACTION
 from .rule import Match, Rule
 
@@ -15,11 +15,16 @@ LABEL = vocabulary(
     "label labels lbl tcls lbls target targets class classes cls cls_id category_id y_true "
     "truth gt ground_truth"
 )
+PICKED = vocabulary("y yb tgt tag tags")  # of one value for each row
 CLASS_TABLE = vocabulary("label labels class classes")
 MASK = vocabulary("mask masks seg segs segmentation semantic semseg segmap trimap")
+PLACE = r"^targets?_(idx|index|indices|pos|position|node)s?$"  # where, not which class
+OUTPUTS = vocabulary("class class_weights logits prob probs log_probs transitions emissions")
 COUNT = r"(?i)\b(\w*class(?:es)?|num_labels|n_labels)(\s*=\s*)"
 SPAN = vocabulary("start end starts ends span spans answer")
 ONES = r"\bscatter_?\(.*,\s*(value\s*=\s*)?1(\.0*)?\s*\)$"  # the constant 1 at each index
+SUBTRACT, SUBTRACT_EARLY = "Subtract 1 from the labels", "Subtract 1 where the labels are made"
+HALVED = "({} + 1) // 2"  # what an edit makes of the index
 MARKS = ((99,), (100,), (255,), (999,), (9999,))  # bad values that mean "no label"
 N_CLASSES = r"class|label|n_out|num_out|output"
 
@@ -32,9 +37,19 @@ def is_label(facts: Facts) -> bool:
         return not ACTION & facts.index_words
     if facts.op in TABLES:  # of a conditional generator: a row per class
         return bool(facts.table_words & CLASS_TABLE)
-    picks = facts.op == "gather" or {"arange", "range"} & facts.index_words
-    named = LABEL | MASK | ({"y", "yb"} if picks else set())
-    return facts.indexes and not facts.graph and bool(facts.index_words & named)
+    picks = (
+        facts.op == "gather"
+        or {"arange", "range"} & facts.index_words
+        or OUTPUTS & facts.table_words
+    )
+    named = facts.index_words & (LABEL | PICKED if picks else LABEL)
+    place = not picks and any(re.search(PLACE, word) for word in facts.index_words)
+    return facts.indexes and not facts.graph and bool(named or mask_words(facts)) and not place
+
+
+def mask_words(facts: Facts) -> frozenset[str]:
+    """Words of the index that speak of a mask; `seg` of a sum is the number of a segment."""
+    return facts.index_words & (MASK - {"seg", "segs"} if facts.sums else MASK)
 
 
 def _one_hot(facts: Facts) -> bool:
@@ -55,11 +70,13 @@ def _binary_from_1(facts: Facts) -> bool:
 
 def starts_at_1(facts: Facts) -> Match | None:
     if facts.op == "binary_cross_entropy" and _binary_from_1(facts) and facts.seen.count >= 5:
+        edit = edit_index(facts, MINUS_1)
+        target = after(name_of(facts, "target"), MINUS_1 if edit else "{}")
         fix = Fix(
-            title="Subtract 1 from the labels where they are made",
-            explanation="A binary target is 0 or 1; do it once, in the data, for every split.",
-            code=f"assert set({name_of(facts, 'target')}.unique().tolist()) <= {{0, 1}}",
-            edit=edit_index(facts, "{} - 1"),
+            title=SUBTRACT if edit else SUBTRACT_EARLY,
+            explanation="A binary target is 0 or 1; once is enough, best in the data.",
+            code=f"assert set({target}.unique().tolist()) <= {{0, 1}}",
+            edit=edit,
         )
         explanation = f"`{facts.name}` holds 1 and 2; a binary target is 0 or 1."
         return Match(score=92, explanation=explanation, fixes=(fix,))
@@ -67,6 +84,8 @@ def starts_at_1(facts: Facts) -> Match | None:
         return None
     if not facts.only_high or not facts.starts_at_one or facts.largest != facts.high:
         return None
+    edit = edit_index(facts, MINUS_1)
+    where = "Here, or better in the data" if edit else "Do it once, in the data"
     return Match(
         score=92,
         explanation=f"`{facts.name}` is numbered 1..{facts.high}, classes are numbered "
@@ -76,11 +95,11 @@ def starts_at_1(facts: Facts) -> Match | None:
         ),
         fixes=(
             Fix(
-                title="Subtract 1 from the labels where they are made",
-                explanation="Do it once, in the data (data set, frame or collate function), "
-                "for every split; add 1 again when you show predictions.",
-                code=keep_labels(facts),
-                edit=edit_index(facts, "{} - 1"),
+                title=SUBTRACT if edit else SUBTRACT_EARLY,
+                explanation=f"{where} (data set, frame or collate function), for every split and "
+                "only once; add 1 again when you show predictions.",
+                code=keep_labels(facts, changed=MINUS_1 if edit else "{}"),
+                edit=edit,
             ),
             Fix(
                 title="Or map the label names to 0..C-1 once, for all data",
@@ -98,8 +117,9 @@ def negative_sentinel(facts: Facts) -> Match | None:
     values = set(facts.seen.distinct) - {facts.ignore}
     because: tuple[str, ...] = ()
     if facts.ignore is not None and facts.op in LOSSES:
-        because = (f"ignore_index is {facts.ignore}, so only {facts.ignore} would be left out",)
+        because = (f"`ignore_index` is {facts.ignore}, so only {facts.ignore} would be left out",)
     if values == {-1, 1} and high == 2:
+        edit, check = edit_index(facts, HALVED), keep(after(name, HALVED), high)
         return Match(
             score=88,
             title="Labels are -1 and +1",
@@ -110,8 +130,8 @@ def negative_sentinel(facts: Facts) -> Match | None:
                 Fix(
                     title="Map -1 and +1 to 0 and 1",
                     explanation="Half of the label plus one.",
-                    code=f"{name} = ({name} + 1) // 2; {keep(name, high)}",
-                    edit=edit_index(facts, "({} + 1) // 2"),
+                    code=check if edit else f"{name} = ({name} + 1) // 2; {keep(name, high)}",
+                    edit=edit,
                 ),
             ),
         )
@@ -198,7 +218,7 @@ def one_hot_class(facts: Facts) -> Match | None:
                 title=f"Give the encoding at least {need} classes, or correct the labels",
                 explanation="Take the number of classes from the data in one place and use it "
                 "everywhere.",
-                code=keep(name_of(facts, "labels"), high),
+                code=keep(name_of(facts, "labels"), need),
             ),
         ),
     )

@@ -8,7 +8,7 @@ from nb_assertdoc.model import Fix
 
 from .facts import LOSSES, Facts
 from .fixes import edit_index, edit_line, keep, keep_labels, name_of
-from .labels import MASK, is_label
+from .labels import is_label, mask_words
 from .rule import Match, Rule
 
 RESIZED = (
@@ -21,19 +21,27 @@ SMOOTH = r"BILINEAR|BICUBIC|INTER_LINEAR|INTER_CUBIC"
 def is_mask(facts: Facts) -> bool:
     """The target has a class for each pixel: by its shape, or by its name."""
     shape, inputs = facts.observed.shape, facts.observed.input_shape
-    if facts.index_words & MASK:
+    if mask_words(facts):
+        return True
+    if facts.index_words & {"token", "tokens", "code", "codes"}:  # several rows, as of audio
+        return False
+    # cross_entropy folds the (N, L) of a sequence to (N, 1, L), and a volume too
+    folded = len(shape) == 3 and shape[1] == 1 and not facts.mentions(r"Conv3d|voxel|volume")
+    if (len(shape) == 1 or folded or shape[1:] == (1,)) and _flattened(facts):
         return True
     if facts.op in LOSSES:
-        # cross_entropy folds the (N, L) of a sequence to (N, 1, L), and a volume too
-        folded = len(shape) == 3 and shape[1] == 1 and not facts.mentions(r"Conv3d|voxel|volume")
         single = len(inputs) == 3 and shape == inputs[1:] and len(shape) == 2
-        flat = (
-            (len(shape) == 1 or folded)
-            and 255 in facts.bad
-            and facts.mentions(r"\b\w*masks?\b|segment|u_?net")
-        )
-        return (len(shape) >= 3 and not folded) or single or flat
+        return (len(shape) >= 3 and not folded) or single
     return is_label(facts) and len(shape) >= 3
+
+
+def _flattened(facts: Facts) -> bool:
+    """The user's code hands masks of pictures on to the function that makes them one row."""
+    if 255 in facts.bad:
+        return facts.mentions(r"\b\w*masks?\b|segment|u_?net")
+    frames = "\n".join(place.expression or "" for place in facts.observed.finding.user_frames)
+    handed = re.search(r"\b(\w+_)?(masks?|segs?|segmentations?)\b", frames)
+    return handed is not None and facts.mentions(r"Conv[23]d|u_?net|deeplab|segmentation")
 
 
 def _nearest(found: re.Match[str]) -> str:
@@ -106,14 +114,15 @@ def mask_value(facts: Facts) -> Match | None:
             "ids were not mapped to 0..C-1, or the background (or void) was not counted as a "
             "class."
         )
+    edit = edit_index(facts, change) if change else None
     fixes = [
         Fix(
             title="Map the mask's values to class ids"
             if change is None
             else "Make the mask 0 and 1",
             explanation="Map the values where the mask is read, before anything else uses it.",
-            code=keep_labels(facts),
-            edit=edit_index(facts, change) if change else None,
+            code=keep_labels(facts, changed=change if change and edit else "{}"),
+            edit=edit,
         )
     ]
     if 255 in facts.bad and facts.op in LOSSES:

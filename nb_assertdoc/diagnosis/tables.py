@@ -1,19 +1,22 @@
-"""Causes in embedding tables whose rows are tokens, positions, types, boxes or symbols."""
+"""Causes in embedding tables whose rows are tokens, types, boxes or symbols."""
 
 from __future__ import annotations
 
 import re
 
-from nb_assertdoc.model import Edit, Fix, Tokenizer
+from nb_assertdoc.model import Fix, Tokenizer
 
 from .facts import LOSSES, TABLES, Facts, vocabulary
 from .fixes import edit_line, keep, name_of
 from .rule import Match, Rule
 
-POSITION = vocabulary("pos position positions positional position_ids wpe pe posemb pos_emb")
 TYPE = vocabulary(
     "token_type segment segments seg type_ids type_emb type_embedding type_embeddings"
 )
+# Words of a tensor that is a table, though no nn.Embedding; `pos` alone may be points in space.
+ROWS = r"emb|w[pt]e$|pe$|positional|rel(ative)?_pos|pos(ition)?_(bias|table|enc)|rope|rotary"
+OTHER_TYPE = r"(?<!token)(?<!segment)(?<!sentence)(?<!seq)_type$"  # edge_type, store_type
+MOST_TYPES = 16  # rows; a larger table of segments holds something else
 BOX = vocabulary("bbox bboxes box boxes")
 SYMBOL = vocabulary(
     "symbol symbols phoneme phonemes phone phones speaker speakers spk tts grapheme graphemes"
@@ -28,11 +31,11 @@ def is_table(facts: Facts) -> bool:
     """A lookup in a table of rows: embedding, or an index into something named like one."""
     if facts.op in TABLES:
         return True
-    named = any(re.match(r"emb|w[pt]e$|pe$|positional", word) for word in facts.table_words)
+    named = any(re.match(ROWS, word) for word in facts.table_words)
     return facts.op in {"index", "index_select", "gather"} and named
 
 
-def _config(facts: Facts, *names: str) -> list[str]:
+def config_says(facts: Facts, *names: str) -> list[str]:
     """What the model's config says about the size of the table, by name."""
     return [
         f"the model's config has {n}={facts.observed.config[n]}"
@@ -56,7 +59,7 @@ def bbox_coordinate(facts: Facts) -> Match | None:
         score=86,
         explanation=f"{facts.table} has a row for each coordinate {facts.valid}; the boxes hold "
         f"{facts.found}. Boxes must be scaled to 0..{top} with the size of their own page.{sign}",
-        because=tuple(_config(facts, "max_2d_position_embeddings")),
+        because=tuple(config_says(facts, "max_2d_position_embeddings")),
         fixes=(
             Fix(
                 title=f"Scale the boxes to 0..{top} by their page's width and height",
@@ -69,10 +72,12 @@ def bbox_coordinate(facts: Facts) -> Match | None:
 
 
 def token_type(facts: Facts) -> Match | None:
-    if not is_table(facts) or not TYPE & facts.names:
+    few = len(facts.observed.shape) <= 2 and (facts.high or 0) <= MOST_TYPES
+    of_others = any(re.search(OTHER_TYPE, name) for name in facts.names)
+    if not is_table(facts) or not TYPE & facts.names or not few or of_others:
         return None
     rows, need = facts.high, int(max(facts.bad, default=0)) + 1
-    because = _config(facts, "type_vocab_size")
+    because = config_says(facts, "type_vocab_size")
     return Match(
         score=86,
         explanation=f"The tokenizer marked text with token type {facts.found} (second sentence), "
@@ -98,75 +103,16 @@ def token_type(facts: Facts) -> Match | None:
     )
 
 
-def position(facts: Facts) -> Match | None:
-    if not facts.too_large or facts.high is None:
-        return None
-    arange = facts.arange_like
-    lengths = ("max_position_embeddings", "n_positions", "max_target_positions")
-    of_config = facts.high in {facts.observed.config.get(name) for name in lengths}
-    of_positions = of_config or POSITION & facts.table_words
-    if not (is_table(facts) or (facts.indexes and arange and of_positions)):
-        return None
-    words = facts.names
-    full = {"position", "positions", "position_ids", "positional", "wpe"} & words
-    named = full or (POSITION & words and not {"tag", "tags", "upos", "xpos"} & words)
-    if not (named and (full or arange or not facts.mentions(r"pos_?tag"))) and not arange:
-        return None
-    values, shape = facts.observed.values, facts.observed.shape
-    length = shape[-1] if shape else values.count
-    offset = int(values.maximum) - length + 1 if arange and isinstance(values.maximum, int) else 0
-    usable = facts.high - offset
-    because = _config(facts, *lengths)
-    if arange:
-        start = f", positions start at {offset}, so {usable} tokens fit" if offset else ""
-        because.append(f"the longest row has {length:,} tokens{start}")
-    because += [
-        f"`{t.name}.model_max_length` is {t.model_max_length:,}, more than the {usable} that fit"
-        for t in facts.observed.tokenizers
-        if t.model_max_length is not None and t.model_max_length > usable
-    ]
-    of_model = "max_position_embeddings" in facts.observed.config
-    ids = f"assert input_ids.size(-1) <= {usable}, f'{{input_ids.size(-1)}} tokens > {usable}'"
-    return Match(
-        score=84 if named or (arange and of_config) else 45,
-        explanation=f"The sequence is longer than the {facts.high} positions of "
-        f"{facts.table}: nothing cut it to {usable} tokens. A tokenizer only warns.",
-        because=tuple(because),
-        fixes=(
-            Fix(
-                title=f"Cut texts to {usable} tokens",
-                explanation=f"Give the tokenizer truncation=True, max_length={usable}, or cut "
-                "or split the rows.",
-                code=ids if of_model else keep(name_of(facts, "positions"), facts.high),
-                edit=_truncation(facts, usable),
-            ),
-            Fix(
-                title="Or make the position table longer",
-                explanation="Only for a model trained from scratch: max_position_embeddings "
-                f"(or the number of rows) at least {int(max(facts.bad)) + 1}.",
-                code=f"assert input_ids.size(-1) <= model.config.max_position_embeddings - {offset}"
-                if of_model
-                else keep(name_of(facts, "positions"), int(max(facts.bad)) + 1),
-            ),
-        ),
-    )
-
-
-def _truncation(facts: Facts, usable: int) -> Edit | None:
-    call = r"((?:self\.)?\w*tok(?:enizer)?\([^()]*(?:\[[^\]]*\])?)\)"
-    edit = edit_line(facts, call, rf"\1, truncation=True, max_length={usable})")
-    return edit if edit and not re.search("truncation|max_length", edit.old) else None
-
-
 def tts_symbol(facts: Facts) -> Match | None:
     if facts.op not in TABLES or not facts.too_large:
         return None
     if SYMBOL & facts.names:
         score = 82
     elif facts.mentions(
-        r"n_symbols|num_symbols|text_to_sequence|phonemi|tacotron|\bvits\b|glow_?tts"
-    ):
-        score = 58
+        r"n_symbols|num_symbols|text_to_sequence|phonemi|tacotron|\bvits\b|glow_?tts|fast_?speech|"
+        r"n_speakers|num_speakers"
+    ):  # their table of symbols is often called one of words
+        score = 81 if TOKEN & facts.names and not facts.observed.tokenizers else 58
     else:
         return None
     speaker = {"speaker", "speakers", "spk"} & facts.names
@@ -196,16 +142,11 @@ def _score_tokens(facts: Facts) -> int | None:
     """How sure it is that the index holds token ids."""
     vocab = facts.observed.config.get("vocab_size")
     if facts.op in LOSSES:
-        named = {
-            "vocab",
-            "vocab_size",
-            "token",
-            "tokens",
-            "input_ids",
-            "captions",
-            "tgt",
-            "trg",
-        } & facts.names
+        named = {"vocab", "vocab_size", "input_ids", "captions"} & facts.names
+        if not {"label", "labels", "tag", "tags"} & facts.index_words:  # labels of tokens
+            named |= {"token", "tokens"} & facts.names
+        if facts.mentions(r"vocab|token|\b[sb]os\b|\beos\b|stoi|word2i"):
+            named |= {"tgt", "trg"} & facts.names
         if vocab == facts.high and facts.observed.config.get("num_labels") != facts.high:
             return 66
         return 62 if named and not {"token_type"} & facts.names else None
@@ -241,9 +182,9 @@ def token_id(facts: Facts) -> Match | None:
         return None
     rows, need = facts.high, int(max(facts.bad)) + 1
     tokenizer, why = _wrong_tokenizer(facts)
-    because = _config(facts, "vocab_size")
+    because = config_says(facts, "vocab_size")
     if tokenizer is not None:
-        size = f"len({tokenizer.name}) is {tokenizer.size:,}"
+        size = f"`len({tokenizer.name})` is {tokenizer.size:,}"
         base = "" if tokenizer.vocab_size is None else f", its vocab_size {tokenizer.vocab_size:,}"
         because.append(f"{size}{base}; the table has {rows:,} rows")
         because += [f"id {i} is the token {t!r}" for i, t in list(tokenizer.tokens.items())[:4]]
@@ -343,14 +284,6 @@ RULES = (
         "have one row (type_vocab_size=1): leave token_type_ids out, or set type_vocab_size=2 "
         "when training from scratch.",
         token_type,
-    ),
-    Rule(
-        "position_ge_max",
-        "The sequence is longer than the position table",
-        "A model has a row for each position (512 for BERT; RoBERTa-like models lose two of "
-        "them). The tokenizer only warns about longer texts: use truncation=True, "
-        "max_length=..., or split the text.",
-        position,
     ),
     Rule(
         "tts_symbol_out_of_table",

@@ -64,9 +64,10 @@ TEXTS: dict[str, tuple[str, str]] = {
     "not_reproduced_on_cpu": (
         "The replay on the CPU found nothing",
         (
-            "Every checked index was in range. What differs from the GPU run (random numbers, "
-            "weights, code that only runs on the GPU) is listed in the report. Next: restart with "
-            "CUDA_LAUNCH_BLOCKING=1 set before torch is used, without torch.compile, on one GPU."
+            "What the replay checked was in range. What it could not check, and what differs from "
+            "the GPU run (random numbers, weights, code that only runs on the GPU), is listed in "
+            "the report. Next: restart with CUDA_LAUNCH_BLOCKING=1 set before torch is used, "
+            "without torch.compile, on one GPU."
         ),
     ),
 }

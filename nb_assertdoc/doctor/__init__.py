@@ -28,22 +28,34 @@ from .case import (
     stale,
     swallowed,
 )
+from .keeping import keep_replay, keep_variables
 from .ladder import ENGINES, Progress, climb
+from .restoring import describe, restore
+from .steps import with_stored
+from .verification import confirmation, suggested, verify
 
 __all__ = [
     "ENGINES",
     "Case",
     "check_code",
     "check_torch",
+    "confirmation",
     "crash_of",
+    "describe",
     "diagnose",
     "diagnose_saved",
     "environment_now",
+    "keep_variables",
     "last_report",
+    "measure",
     "of_earlier",
     "replayable",
+    "restore",
     "stale",
+    "suggested",
     "swallowed",
+    "verify",
+    "with_stored",
 ]
 
 log = logging.getLogger("nb_assertdoc")
@@ -95,11 +107,39 @@ def diagnose(
     except Exception as error:  # a fault of ours must not become the user's second crash
         log.exception("nb_assertdoc: the replay failed")
         notes.append(f"the replay failed: {type(error).__name__}: {error}")
+    try:
+        _last = assemble(case, tries, kept, tuple(lost), tuple(notes))
+        if folder is not None and case.keep_as is not None:
+            keep_replay(case, folder, _last, case.keep_as)
     finally:
         if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)
-    _last = assemble(case, tries, kept, tuple(lost), tuple(notes))
     return _last
+
+
+def measure(
+    case: Case, batches: int, *, seconds: float, progress: Progress = lambda text: None
+) -> Evidence:
+    """What range each operator's indices have in the first `batches` batches of the cell's loops.
+
+    A fault does not end it. Raises `AssertdocError` where the cell cannot be replayed.
+    """
+    check_code(case.cell.source)
+    check_torch()
+    case.batches, case.loop = batches, None  # from the first batch on
+    notes: list[str] = []
+    folder = Path(tempfile.mkdtemp(prefix="nb_assertdoc-"))
+    try:
+        _salvage(case, folder, progress)
+        (found,) = climb(case, folder, "ghost", seconds, progress, notes)
+        lacks = found.missing or (found.error is not None and found.error.type == "NameError")
+        if case.earlier and lacks:
+            (found,) = climb(case, folder, "history", seconds, progress, notes)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if found.outcome == "unavailable":
+        raise WorkerError("; ".join(notes))
+    return found
 
 
 def _salvage(case: Case, folder: Path, progress: Progress) -> salvage.Salvaged:

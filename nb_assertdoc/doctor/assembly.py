@@ -8,6 +8,7 @@ from .. import diagnosis
 from ..model import Cause, Environment, Evidence, Kept, Lost, Observed, Replay, Report
 from .case import Case, environment_now
 from .ladder import allowed_operators, chosen
+from .steps import next_steps
 
 
 def assemble(
@@ -66,7 +67,7 @@ def assemble(
         replays=replays,
         lost=lost,
         kept=kept,
-        next_steps=_next_steps(case, True),
+        next_steps=next_steps(case, best.finding, fixes),
     )
 
 
@@ -109,7 +110,7 @@ def _without_finding(
 ) -> Report:
     clean = case.crash is None and any(t.outcome == "clean" for t in tries)
     cause = None
-    steps = (*notes, *_next_steps(case, clean))
+    steps = (*notes, *next_steps(case, None, conclusive=clean))
     if clean:
         checks = [t.checks for t in tries if t.outcome == "clean"]
         nearest = [t for c in checks for t in c.tightest]
@@ -142,15 +143,3 @@ def _without_finding(
         kept=kept,
         next_steps=steps,
     )
-
-
-def _next_steps(case: Case, conclusive: bool) -> tuple[str, ...]:
-    """Commands, in the order of use."""
-    steps = []
-    if case.crash is not None:
-        steps.append("%assertdoc restart    restart this kernel: its GPU state is dead")
-    if not conclusive:
-        steps.append("%cpu_replay --engine history    run the earlier cells again on the CPU")
-        steps.append("restart, set CUDA_LAUNCH_BLOCKING=1 before CUDA starts, and run once more")
-    steps.append("%assertdoc save report.json    this report as a file")
-    return tuple(steps)

@@ -39,12 +39,15 @@ class Case:
     generators: Mapping[tuple[str, str | None], Any] = field(default_factory=dict)  # of variables
     patches: tuple[Any, ...] = ()  # what puts back values that the cell changed in place
     integers: Mapping[int, Any] = field(default_factory=dict)
-    loop: Loop | None = None
+    loop: Loop | None = None  # the one that asked for a batch last
+    loops: tuple[Loop, ...] = ()  # all of the cell's
     cwd: str = ""
     max_steps: int | None = None
+    batches: int | None = None  # measure so many of each loop, and go on after a fault
     others_follow: bool = False  # where this cell is innocent, an earlier one is tried next
     doubts: tuple[str, ...] = ()  # what lowers the confidence from the start
     environment: Environment | None = None
+    keep_as: str | None = None  # the session's room that keeps the replay of a fault for `verify`
 
 
 def check_code(cell: str) -> None:

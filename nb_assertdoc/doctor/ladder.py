@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import shutil
 import sys
@@ -11,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .. import catalogue, diagnosis, history, replay
+from .. import catalogue, diagnosis, history, recorder, replay
 from ..errors import WorkerError
 from ..model import Evidence, LoaderPlan, Observed, Order, Source
 from ..settings import settings
 from .case import Case, devices_now
+from .memory import free_memory, training_bytes
 
 ENGINES = ("ghost", "cpu", "history")
 Engine = Literal["ghost", "cpu", "history"]
@@ -23,18 +23,20 @@ Progress = Callable[[str], None]
 
 
 class Rung(NamedTuple):
-    """One way to replay: where the state comes from, and whether floats are computed."""
+    """One way to replay: where the state comes from, whether floats are computed, and whether
+    every batch is run, as far as the time allows."""
 
     engine: Engine
-    real: bool
+    real: bool = False
+    whole: bool = False
 
 
-GHOST = Rung("ghost", False)
-CPU = Rung("cpu", True)
-HISTORY = Rung("history", False)
-REAL_HISTORY = Rung("history", True)
+GHOST = Rung("ghost")
+WHOLE = Rung("ghost", whole=True)
+CPU = Rung("cpu", real=True, whole=True)
+HISTORY = Rung("history")
+REAL_HISTORY = Rung("history", real=True, whole=True)
 MOST_TRIES = 3
-_TRAINING = 4  # weights, gradients and an optimizer's two states, in multiples of the weights
 
 
 def climb(
@@ -77,7 +79,7 @@ def _try(case: Case, folder: Path, rung: Rung, seconds: float, progress: Progres
     started = time.monotonic()
     try:
         order = _order(case, folder, rung, seconds)
-        memory = settings().worker_bytes or _free_memory()
+        memory = settings().worker_bytes or free_memory()
         return replay.run(order, folder, memory_bytes=memory, progress=progress)
     except WorkerError as error:
         return Evidence(
@@ -100,7 +102,7 @@ def _next(
     if evidence.outcome == "unavailable" or len(tries) >= MOST_TRIES:
         return None
     if engine is not None:  # `history` is asked for without a word on floats: cheap ones first
-        return REAL_HISTORY if last == HISTORY else None
+        return REAL_HISTORY if last == HISTORY and case.batches is None else None
     needs_floats = bool(evidence.ghost_operators) and (
         allowed is None or not allowed.isdisjoint(evidence.ghost_operators)
     )
@@ -115,55 +117,30 @@ def _next(
     if case.earlier and (lacks_state or last.engine == "history"):
         candidates += [REAL_HISTORY] if needs_floats else [HISTORY, REAL_HISTORY]
     if case.namespace is not None and not lacks_state:
-        candidates.append(CPU)
+        candidates += [WHOLE, CPU] if evidence.shortened and not needs_floats else [CPU]
     if case.earlier:
         candidates.append(REAL_HISTORY)
     done = {rung for rung, _ in tries}
     for rung in candidates:
         if rung in done:
             continue
-        if rung.real and (bytes_needed := _training_bytes(case)) > (_free_memory() or bytes_needed):
+        allowed_bytes = settings().worker_bytes or free_memory()
+        if rung.real and (needed := training_bytes(case.namespace)) > allowed_bytes:
             notes.append(
-                f"no replay with real floats: it would need about {bytes_needed / 1e9:.0f} GB"
+                f"no replay with real floats: it would need about {needed / 1e9:.1f} GB of memory, "
+                f"and may use {allowed_bytes / 1e9:.1f} GB"
             )
             return None
         return rung
     return None
 
 
-def _training_bytes(case: Case) -> int:
-    """What the models of the notebook need in a real replay, from their shapes alone."""
-    torch = sys.modules.get("torch")
-    if torch is None or case.namespace is None:
-        return 0
-    models = [v for v in case.namespace.values() if isinstance(v, torch.nn.Module)]
-    weights: dict[int, int] = {
-        id(p): p.numel() * p.element_size() for m in models for p in m.parameters()
-    }
-    return _TRAINING * sum(weights.values())
-
-
 def _order(case: Case, folder: Path, rung: Rung, seconds: float) -> Order:
     earlier: tuple[Source, ...] = ()
     if rung.engine == "history":
-        earlier = history.needed(case.earlier, case.cell)
+        earlier = history.needed(case.earlier, case.cell, training=rung.real)
         shutil.rmtree(folder / "capsule", ignore_errors=True)
-        (folder / "rng.pickle").unlink(missing_ok=True)
-    plan = None
-    loop = case.loop
-    if loop is not None and not rung.real:
-        lists = loop.yielded()
-        with contextlib.suppress(Exception):  # a sampler may hand out what cannot be pickled
-            (folder / "loader.pickle").write_bytes(pickle.dumps((lists, loop.rng)))
-            iterator = loop.iterator() if loop.iterator is not None else None
-            plan = LoaderPlan(
-                key=loop.key,
-                first=loop.first,
-                count=len(lists),
-                workers=getattr(iterator, "_num_workers", 0),
-                base_seed=getattr(iterator, "_base_seed", None),
-                finished=loop.finished,
-            )
+    leader, *others = _plans(case, folder) or (None,)
     return Order(
         engine=rung.engine,
         real_floats=rung.real,
@@ -172,23 +149,44 @@ def _order(case: Case, folder: Path, rung: Rung, seconds: float) -> Order:
         history=earlier,
         cwd=case.cwd or ".",
         sys_path=tuple(p for p in sys.path if isinstance(p, str)),
-        loader=plan,
+        loader=leader,
+        other_loaders=tuple(filter(None, others)),
+        whole=rung.whole,
         max_steps=case.max_steps,
+        batches=case.batches,
         seconds=seconds,
         **devices_now(),
     )
 
 
-def _free_memory() -> int | None:
-    """What a replay may hold: four fifths of what the machine, or its container, has free."""
-    import psutil
-
-    free = int(psutil.virtual_memory().available)
-    with contextlib.suppress(OSError, ValueError):
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        free = min(free, max(limit - used, 0))
-    return free * 4 // 5
+def _plans(case: Case, folder: Path) -> tuple[LoaderPlan, ...]:
+    """The cell's loops over loaders, the one that leads first; their lists are put in a file."""
+    plans: list[LoaderPlan] = []
+    records: list[bytes] = []
+    loops = case.loops or ((case.loop,) if case.loop is not None else ())
+    for loop, part, late in recorder.parts(case.loop, loops) if case.loop is not None else ():
+        lists = loop.yielded()
+        try:
+            records.append(pickle.dumps((lists, loop.rng, loop.before)))
+        except Exception:  # a sampler may hand out what cannot be pickled
+            if part == "leads":
+                return ()
+            continue
+        plan = LoaderPlan(
+            key=loop.key,
+            first=loop.first,
+            count=len(lists),
+            workers=loop.workers,
+            base_seed=loop.base_seed,
+            finished=loop.finished,
+            part=part,
+            late=late,
+            round=loop.round,
+            alone=loop.alone(loops),
+        )
+        plans.append(plan)
+    (folder / "loader.pickle").write_bytes(pickle.dumps(records))
+    return tuple(plans)
 
 
 def allowed_operators(case: Case) -> frozenset[str] | None:

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from IPython.core.magic import Magics, line_cell_magic, line_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from ..display import Shown
 from ..errors import AssertdocError, NothingToReplay, UsageError
 from ..lazy import Lazy
 from ..settings import AssertDoc, settings
-from .arguments import Answered, assertdoc_parser, replay_parser, words
+from .arguments import Answered, assertdoc_parser, replay_parser, scan_words, words
 
 if TYPE_CHECKING:
     from .. import diagnosis, doctor, report, restart, session
-    from ..model import Crash, Report
+    from ..model import Bound, Crash, Report
     from ..recorder import Execution, Recorder
+    from ..session import stored
+    from . import aftermath, data
 else:
-    diagnosis, doctor = Lazy("diagnosis"), Lazy("doctor")
+    aftermath = Lazy("magics.aftermath")
+    data, diagnosis, doctor = Lazy("magics.data"), Lazy("diagnosis"), Lazy("doctor")
     report, restart, session = Lazy("report"), Lazy("restart"), Lazy("session")
+    stored = Lazy("session.stored")
 
 
 class Host(Protocol):
@@ -33,7 +38,14 @@ class Host(Protocol):
 
     def case(self, execution: Execution, crash: Crash | None) -> doctor.Case: ...
     def body_case(self, body: str) -> doctor.Case: ...
+    def scan(
+        self, expression: str, *, bound: Bound | None, most: int | None, progress: Any
+    ) -> tuple[Any, dict[str, Any]]: ...
+    def ranges(self, batches: int, count: int | None = None) -> dict[str, Any]: ...
     def replayed(self, execution: Execution | None, report: Report) -> None: ...
+    def keep(self, shown: Shown) -> None: ...
+    def last_room(self) -> str: ...
+    def verify(self, source: str | None = None, progress: Any = ...) -> Report: ...
 
 
 @magics_class
@@ -44,8 +56,8 @@ class AssertdocMagics(Magics):
         super().__init__(shell)
         self._host = host
 
-    @line_magic
-    def assertdoc(self, line: str) -> None:
+    @line_cell_magic
+    def assertdoc(self, line: str, cell: str | None = None) -> None:
         """Steer nb_assertdoc: `%assertdoc help` lists the sub-commands."""
         parser = assertdoc_parser()
         first = line.split()[:1]
@@ -55,19 +67,34 @@ class AssertdocMagics(Magics):
                 self._answer(lambda: self._explain(rest))
                 return
         try:
-            given = parser.parse_args(words(line))
+            plain = first != ["scan"]  # an expression keeps its quotes
+            expression, given_words = ("", words(line)) if plain else scan_words(line)
+            given = parser.parse_args(given_words)
         except Answered:
             return
         except UsageError as error:
             print(f"%assertdoc: {error}")
             return
         command = given.command or "status"
+        if cell is not None and command != "verify":
+            print("%%assertdoc: takes a cell for `verify` alone")
+            return
         if command == "help":
             parser.print_help()
         elif command == "restart":
             self._answer(lambda: self._restart(given.launch_blocking))
         elif command == "save":
             self._answer(lambda: self._save(given.file))
+        elif command == "scan":
+            self._answer(lambda: self._scan(expression, given))
+        elif command == "ranges":
+            self._answer(lambda: data.ranges(self.shell, self._host, given))
+        elif command == "verify":
+            self._answer(lambda: aftermath.verify(self.shell, self._host, cell))
+        elif command == "restore":
+            self._answer(lambda: aftermath.restore(self.shell, self._host, given))
+        elif command == "forget":
+            self._answer(lambda: aftermath.forget(self._host, given.all))
         else:
             self._answer(getattr(self, f"_{command}"))
 
@@ -111,6 +138,8 @@ class AssertdocMagics(Magics):
         )
         self._host.replayed(execution, found)
         shown.report(found)
+        if execution is not None:
+            self._host.keep(shown)
         if given.report is not None:
             given.report.write_bytes(report.json_bytes(found))
 
@@ -133,6 +162,10 @@ class AssertdocMagics(Magics):
         adapter = restart.adapter(self.shell)
         if not host.recorder.context_dead:
             print(f"nb_assertdoc watches this kernel ({adapter.name}). No assert so far.")
+            first = next(iter(host.recorder.executions), None)
+            if first is not None and (first.execution_count or 0) > 1:
+                print("A cell from before the load that failed: `%cpu_replay N` replays In [N].")
+            self._stored()
             return
         since = f"since In [{host.first.execution_count}]" if host.first is not None else "already"
         print(f"This kernel's GPU state is dead {since}. Your GPU is fine.")
@@ -142,23 +175,30 @@ class AssertdocMagics(Magics):
         else:
             print("`%cpu_replay` finds the line and the value.")
         print(f"Restart: {adapter.how}. {adapter.forewarn}".strip())
+        self._stored()
+
+    def _stored(self) -> None:
+        described = doctor.describe(self._host.last_room())
+        print(described, end="\n" if described else "")
 
     def _report(self) -> None:
-        Shown(self.shell, None).report(self._last())
+        last = self._last()
+        past = not self._host.recorder.context_dead
+        Shown(self.shell, None).report(last, save=False, past=past)
 
     def _last(self) -> Report:
         if self._host.report is None:
-            kept = session.load(session.key(self.shell))
+            kept = session.load(self._host.last_room())
             if kept is None:
                 raise NothingToReplay("there is no report yet; `%cpu_replay` makes one")
             self._host.report, age = kept
-            print(f"From before the restart, {_ago(age)}; this kernel is fresh:")
+            print(f"From before the restart, {stored.ago(age)}; this kernel is fresh:")
         return self._host.report
 
     def _explain(self, text: str) -> None:
         last = self._host.report
         if not text and last is not None and last.cause is not None:
-            text = last.cause.key
+            print(diagnosis.explain(last.cause.key), end="\n\n")
         print(diagnosis.explain(text))
 
     def _restart(self, launch_blocking: bool = False) -> None:
@@ -183,19 +223,17 @@ class AssertdocMagics(Magics):
         path.write_bytes(writers[path.suffix]())
         print(f"saved {path}")
 
+    def _scan(self, expression: str, given: Any) -> None:
+        if given.range is None:
+            with contextlib.suppress(NothingToReplay):
+                self._last()  # its finding says what is valid, also after a restart
+        data.scan(self.shell, self._host, expression, given)
+
     def _settings(self) -> None:
         current = settings()
         for name, trait in sorted(AssertDoc.class_own_traits(config=True).items()):
             print(f"AssertDoc.{name} = {getattr(current, name)!r:<12} {trait.help}")
         print("Change one with `%config AssertDoc.name = value`.")
-
-
-def _ago(seconds: float) -> str:
-    for name, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {name}{'s' if count > 1 else ''} ago"
-    return "a moment ago"
 
 
 def _writable(path: Path) -> None:

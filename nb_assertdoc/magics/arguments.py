@@ -1,23 +1,24 @@
-"""The arguments of the magics, on IPython's own parser: `--help` and typos answer with the choices."""
+"""The arguments of the magics, on IPython's own parser: a typo is answered with the choices."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
 import math
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from IPython.core.magic_arguments import MagicArgumentParser
 
-from ..errors import UsageError
+from ..errors import UsageError, did_you_mean
 from ..lazy import Lazy
 
 if TYPE_CHECKING:
-    from .. import doctor
+    from .. import doctor, model
 else:
-    doctor = Lazy("doctor")
+    doctor, model = Lazy("doctor"), Lazy("model")
 
 
 class Parser(MagicArgumentParser):
@@ -28,7 +29,7 @@ class Parser(MagicArgumentParser):
         plain(**{"formatter_class": _layout, "add_help": True, **options})
 
     def error(self, message: str) -> Any:
-        raise UsageError(f"{message}\n{self.format_usage().strip()}")
+        raise UsageError(f"{message}{did_you_mean(message)}\n{self.format_usage().strip()}")
 
     def exit(self, status: int = 0, message: str | None = None) -> Any:
         raise Answered
@@ -81,6 +82,20 @@ def _positive(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text} is not a whole number of 1 or more")
 
 
+def _bound(text: str) -> model.Bound:
+    """0:10 is 0 <= value < 10; with decimal points, 0.0:1.0, both ends are valid."""
+    match = re.fullmatch(r"(-?\d+):(-?\d+)", text)
+    if match and int(match[1]) < int(match[2]):
+        return model.Bound(low=int(match[1]), high=int(match[2]))
+    number = r"(-?(?:\d+\.?\d*|\.\d+)(?:e-?\d+)?)"
+    match = None if match else re.fullmatch(f"{number}:{number}", text)
+    if match and float(match[1]) <= float(match[2]):
+        return model.Bound(low=float(match[1]), high=float(match[2]), high_inclusive=True)
+    raise argparse.ArgumentTypeError(
+        f"{text} is not LOW:HIGH, such as 0:10 (0 <= value < 10) or 0.0:1.0 (both ends are valid)"
+    )
+
+
 def _seconds(text: str) -> float:
     with contextlib.suppress(ValueError):
         if 0 < float(text) < math.inf:
@@ -90,6 +105,10 @@ def _seconds(text: str) -> float:
 
 def assertdoc_parser() -> Parser:
     parser = _parser("%assertdoc", "Diagnosis of CUDA device-side asserts.")
+    parser.epilog = (
+        "%cpu_replay [N] replays the cell that failed, or In [N], on the CPU; %%cpu_replay, as the "
+        "first line of a cell, the cell below it. `%cpu_replay --help` lists their options."
+    )
     commands = parser.add_subparsers(dest="command", parser_class=Parser, metavar="COMMAND")
     commands.add_parser("status", help="what has happened, and what to do next (the default)")
     commands.add_parser("report", help="show the last report again")
@@ -103,9 +122,46 @@ def assertdoc_parser() -> Parser:
     )
     save = commands.add_parser("save", help="write the last report to a .json, .html or .txt file")
     save.add_argument("file", type=Path)
+    scan = commands.add_parser("scan", help="look for values out of range in all of the data")
+    scan.add_argument(
+        "expression", nargs="*", metavar="EXPR", help="default: the data of the loop that failed"
+    )
+    scan.add_argument(
+        "--range", type=_bound, metavar="LOW:HIGH", help="default: that of the last report"
+    )
+    scan.add_argument("--ignore", type=int, metavar="V", help="a value that is valid as well")
+    scan.add_argument("--rows", type=_positive, metavar="N", help="rows of a stream (100,000)")
+    ranges = commands.add_parser("ranges", help="minimum and maximum of what the model is given")
+    ranges.add_argument(
+        "batches", nargs="?", type=_positive, default=10, metavar="N", help="batches (10)"
+    )
+    ranges.add_argument(
+        "execution", nargs="?", type=int, metavar="CELL", help="In [CELL]; default: the last loop"
+    )
+    commands.add_parser(
+        "verify",
+        help="the failing batch on the CPU with the fix: with the cell below, else with what you "
+        "changed since, else with the suggestion",
+    )
+    back = commands.add_parser("restore", help="variables from before the restart")
+    back.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
+    back.add_argument(
+        "--overwrite", action="store_true", help="also names that have another value here"
+    )
+    drop = commands.add_parser("forget", help="delete what is stored for this notebook")
+    drop.add_argument("--all", action="store_true", help="what is stored for all notebooks")
     commands.add_parser("settings", help="the settings and their values")
     commands.add_parser("help", help="this text")
     return parser
+
+
+def scan_words(line: str) -> tuple[str, list[str]]:
+    """The expression of `scan EXPR`, with its own quotes and spaces, and all the other words."""
+    joined = re.sub(r"(--(?:range|ignore|rows))\s+(?=\S)", r"\1=", line.strip())
+    options = re.findall(r"(?:(?<=\s)|^)--?[a-z][\w-]*(?:=\S*)?(?=\s|$)", joined)
+    for option in options:
+        joined = joined.replace(option, "", 1)
+    return joined.strip()[len("scan") :].strip(), ["scan", *options]
 
 
 def words(line: str) -> list[str]:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from .allocator import keep_pinned_frees_harmless
 from .executions import Execution, Recorder
-from .loaders import LoaderWatch, Loop
+from .loaders import LoaderWatch, Loop, parts
 
-__all__ = ["Execution", "LoaderWatch", "Loop", "Recorder", "keep_pinned_frees_harmless"]
+__all__ = ["Execution", "LoaderWatch", "Loop", "Recorder", "keep_pinned_frees_harmless", "parts"]

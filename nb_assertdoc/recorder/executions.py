@@ -50,6 +50,7 @@ class Execution:
         self.integers: Mapping[int, Any] = {}
         self.mark = 0  # of the stderr tap
         self.dead_before = False  # the GPU context was dead as this cell began
+        self.joined = False  # the cell itself loaded the extension: its start was not recorded
         self._began = time.perf_counter()
 
     @functools.cached_property
@@ -126,6 +127,10 @@ class Recorder:
                 old.bindings, old.integers, old.rng = None, {}, None
         self.executions.append(execution)
         return execution, error
+
+    def integers_now(self) -> Mapping[int, Any]:
+        """Copies, by `id`, of integer CUDA tensors that are still as they were when copied."""
+        return self._copies.current()
 
     def filename(self, raw_cell: str, count: int | None) -> str:
         """The name under which this shell will compile the cell."""

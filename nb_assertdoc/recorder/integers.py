@@ -48,6 +48,15 @@ class IntegerCopies:
         self._known = alive
         return {k: v[2] for k, v in alive.items()}, None
 
+    def current(self) -> dict[int, Any]:
+        """Copies by `id` that still hold: the tensor lives, and was not written to since."""
+        found = {}
+        for key, (reference, version, copy) in self._known.items():
+            tensor = reference()
+            if tensor is not None and tensor._version == version:
+                found[key] = copy
+        return found
+
     def _tensors(self, torch: Any, namespace: Mapping[str, Any]) -> Iterator[Any]:
         """Integer CUDA tensors near the namespace: in containers, attributes, modules' buffers."""
         seen: set[int] = set()

@@ -6,12 +6,13 @@ sampler, the workers or the trainer; keeping a reference to what it returns cost
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..lazy import Lazy
 from .executions import random_states
@@ -21,32 +22,58 @@ if TYPE_CHECKING:
 else:
     frames = Lazy("frames")
 
+Part = Literal["leads", "follows", "around", "before"]
 KEPT_LISTS = 1024
 KEPT_INDICES = 1_000_000
+KEPT_LOOPS = 16  # of one execution
 
 
 class Loop:
     """One `for` over one DataLoader."""
 
-    def __init__(self, key: str, execution: int, rng: Any) -> None:
+    def __init__(self, key: str, loader: Any, execution: int, rng: Any, began: int) -> None:
         self.key = key
+        self.loader = _weak(loader)  # the user's own variables keep them
+        self.dataset = _weak(getattr(loader, "dataset", None))
         self.execution = execution  # number of the execution that began it
+        self.round = 1  # how many loops with this key the execution has begun
         self.rng = rng
         self.lists: deque[Any] = deque(maxlen=KEPT_LISTS)
         self.asked = 0  # lists handed out in all
         self.indices = 0
         self.exhausted = False  # the sampler has no more lists
         self.iterator: weakref.ref[Any] | None = None
+        self.workers = 0
+        self.base_seed: int | None = None
+        self.before: list[list[Any]] | None = []  # the workers' earlier epochs; None: too many
+        self.began = began  # these are places in the order of all loops' requests
+        self.requests: deque[int] = deque(maxlen=3)
+        self.first_request = 0
 
-    def note(self, indices: Any) -> None:
+    def note(self, indices: Any, request: int) -> None:
         """One more list was handed out."""
         self.asked += 1
+        self.first_request = self.first_request or request
+        self.requests.append(request)
         if len(self.lists) == KEPT_LISTS:
             self.indices -= _size(self.lists[0])
         self.lists.append(indices)
         self.indices += _size(indices)
         while self.indices > KEPT_INDICES and len(self.lists) > 1:
             self.indices -= _size(self.lists.popleft())
+
+    def adopt(self, iterator: Any) -> None:
+        """The loop's iterator is made, or began anew (persistent workers)."""
+        self.iterator = weakref.ref(iterator)
+        self.workers = getattr(iterator, "_num_workers", 0)
+        self.base_seed = getattr(iterator, "_base_seed", None)
+
+    def follows(self, earlier: Loop) -> None:
+        """The same worker processes go on after an earlier epoch."""
+        known = earlier.before if not earlier.first else None
+        epochs = [*(known or ()), list(earlier.lists)]
+        fits = known is not None and sum(_size(i) for e in epochs for i in e) <= KEPT_INDICES
+        self.before = epochs if fits else None
 
     def yielded(self) -> list[Any]:
         """The lists of the batches that the user's loop has received (workers run ahead)."""
@@ -67,6 +94,59 @@ class Loop:
         """Ordinal, in its epoch, of the oldest list that is kept."""
         return self.asked - len(self.lists)
 
+    def in_step_with(self, other: Loop) -> bool:
+        """Each batch of one goes with one of the other, as under `zip`."""
+        mine, others = list(self.requests)[-2:], list(other.requests)[-2:]
+        turns = [request in mine for request in sorted([*mine, *others])]
+        alternate = all(a != b for a, b in itertools.pairwise(turns))
+        return len(mine) == len(others) > 0 and alternate
+
+    @property
+    def used(self) -> bool:
+        """The user's loop has received a batch; tqdm makes an iterator that it never asks."""
+        iterator = self.iterator() if self.iterator is not None else None
+        return self.asked > 0 and (iterator is None or iterator._num_yielded > 0)
+
+    @property
+    def open(self) -> bool:
+        """The loop may ask for more."""
+        alive = self.iterator is not None and self.iterator() is not None
+        return alive and not self.finished
+
+    def alone(self, loops: Iterable[Loop]) -> bool:
+        """No other loop over a loader ran in the meantime."""
+        others = [o for o in loops if o is not self and o.requests]
+        return not any(o.began < self.requests[-1] and o.requests[-1] > self.began for o in others)
+
+
+def parts(failing: Loop, loops: Iterable[Loop]) -> list[tuple[Loop, Part, int]]:
+    """What each loop of an execution did as it died; the one that leads comes first.
+
+    "leads": asked first in each step. "follows": it was in step with that one, the number of steps
+    behind. "around": the others ran inside of it. "before": it had ended.
+    """
+    others = [o for o in loops if o is not failing and o.requests]
+    group = [failing, *(o for o in others if o.in_step_with(failing))]
+    group.sort(key=lambda loop: loop.first_request)
+    leader, *followers = group
+    found: list[tuple[Loop, Part, int]] = [(leader, "leads", 0)]
+    for loop in followers:
+        late = sum(r > loop.requests[-1] for r in leader.requests)
+        found.append((loop, "follows", 0 if loop.workers or leader.workers else late))
+    for loop in others:
+        if not any(loop is each for each in group):
+            around = loop.open and loop.requests[-1] <= failing.began
+            found.append((loop, "around" if around else "before", 0))
+    return found
+
+
+def _weak(thing: Any) -> Callable[[], Any]:
+    try:
+        found: Callable[[], Any] = weakref.ref(thing)
+        return found
+    except TypeError:  # None, a list, a class without room for weak references
+        return lambda: None
+
 
 def _size(indices: Any) -> int:
     return len(indices) if isinstance(indices, list | tuple) else 1
@@ -81,6 +161,8 @@ class LoaderWatch:
         self._undo: list[tuple[Any, str, Any]] = []
         self._starting = threading.local()
         self.latest: Loop | None = None  # the loop that was asked for a batch last
+        self.loops: dict[str, Loop] = {}  # of the execution that began the newest, by their keys
+        self._request = 0
 
     def install(self) -> bool:
         """Patch, where torch's loaders are imported; True once that is done."""
@@ -111,7 +193,8 @@ class LoaderWatch:
                     loop.exhausted = True
                 raise
             if loop is not None:
-                loop.note(indices)
+                watch._request += 1
+                loop.note(indices, watch._request)
                 watch.latest = loop
             return indices
 
@@ -134,16 +217,31 @@ class LoaderWatch:
     def _begin(self, loader: Any, frame: Any) -> Loop | None:
         try:
             key = frames.loader_key(loader, self._cells(), frame)
-            return Loop(key, self._number(), random_states())
+            loop = Loop(key, loader, self._number(), random_states(), self._request)
         except Exception:
             return None  # the user's data set may do anything in `len`; their loop goes on
+        if any(known.execution != loop.execution for known in self.loops.values()):
+            self.loops.clear()
+        earlier = self.loops.get(key)
+        if earlier is not None and earlier.open and earlier.loader() is not loader:
+            loop.key = key = key.replace(" @ ", "#2 @ ", 1)  # two of a length on one line: `zip`
+        earlier = self.loops.pop(key, None)
+        if earlier is not None:
+            loop.round = earlier.round + earlier.used
+        elif len(self.loops) >= KEPT_LOOPS:
+            self.loops.pop(next(iter(self.loops)))
+        self.loops[key] = loop
+        return loop
 
     def _adopt(self, iterator: Any, loop: Loop) -> None:
         try:
+            earlier = iterator.__dict__.get("_nb_loop")
+            if earlier is not None:
+                loop.follows(earlier)
             iterator._nb_loop = loop
-            loop.iterator = weakref.ref(iterator)
+            loop.adopt(iterator)
         except (AttributeError, TypeError):
             return  # not torch's own iterator
 
 
-__all__ = ["KEPT_LISTS", "LoaderWatch", "Loop"]
+__all__ = ["KEPT_LISTS", "LoaderWatch", "Loop", "parts"]

@@ -19,10 +19,13 @@ MOST_BYTES = 1 << 20  # of the JSON in a notebook's output
 LIMITS = ((20_000, model.SHOWN_VALUES), (2_000, 64), (200, 16))  # characters, items; tried in turn
 
 
-def bundle(report: model.Report, how: str | None = None, *, brief: bool = False) -> dict[str, Any]:
+def bundle(
+    report: model.Report, how: str | None = None, *, brief: bool = False, past: bool = False
+) -> dict[str, Any]:
     """The report for one display. `how`: the platform's way to restart.
 
     `brief`: a later failure of a context whose report was shown already; one line, the same JSON.
+    `past`: the kernel has been restarted since.
     """
     if brief:
         return {
@@ -32,8 +35,8 @@ def bundle(report: model.Report, how: str | None = None, *, brief: bool = False)
         }
     return {
         model.MIME: plain(report),
-        "text/html": html(report, how),
-        "text/plain": text(report, how),
+        "text/html": html(report, how, past=past),
+        "text/plain": text(report, how, past=past),
     }
 
 

@@ -19,6 +19,7 @@ class Card:
     progress: str = ""
     will_replay: bool = True
     stops_queue: bool = True  # False: the cell itself goes on to be `ok`
+    simulated: bool = False  # the GPU is nb_assertdoc's own
 
 
 def card_lines(card: Card) -> list[str]:
@@ -37,7 +38,9 @@ def card_lines(card: Card) -> list[str]:
         if card.lines or not card.messenger
         else "Your GPU itself is most likely fine."
     )
-    if card.messenger and not card.lines:
+    if card.simulated:
+        fine = "The GPU is simulated."
+    elif card.messenger and not card.lines:
         fine += " `nb-assertdoc check` in a terminal looks at the hardware."
     if card.messenger and card.lines:
         said.append(f"{short(card.messenger, 60)} is only the messenger.")

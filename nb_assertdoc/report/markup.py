@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 from nb_assertdoc import model
-from nb_assertdoc.report import figures, words
+from nb_assertdoc.report import evidence, figures, words
 from nb_assertdoc.report.cards import Card, card_lines
 from nb_assertdoc.report.layout import encodable, printable, short
 from nb_assertdoc.report.picture import picture
@@ -16,18 +17,27 @@ if TYPE_CHECKING:
     import jinja2
 
 ROWS = 20  # of the values table
+SHOWN_ROWS = 5  # of them, without a click
+COLUMNS = ("value", "stands for", "position", "batch row", "dataset index", "file")
 
 
-def html(report: model.Report, how: str | None = None) -> str:
-    """The whole report. `how`: the platform's way to restart, such as "Kernel > Restart"."""
+def html(report: model.Report, how: str | None = None, *, past: bool = False) -> str:
+    """The whole report. `how`: the platform's way to restart, such as "Kernel > Restart".
+
+    `past`: the kernel has been restarted since.
+    """
     finding = report.finding
+    rows = _rows(finding) if finding else []
     return _render(
         "report.html.jinja",
         report=report,
         finding=finding,
-        situation=words.situation(report, how),
+        past=past,
+        situation=words.situation(report, how, past),
         picture=picture(finding) if finding else None,
-        rows=_rows(finding) if finding else [],
+        columns=[name for name in COLUMNS if any(name in row for row in rows)],
+        rows=rows,
+        shown_rows=SHOWN_ROWS,
         callers=[f for f in finding.user_frames if f != finding.location] if finding else [],
     )
 
@@ -43,16 +53,21 @@ def card_html(card: Card) -> str:
 
 
 def _rows(finding: model.Finding) -> list[dict[str, str]]:
-    """Position, batch row and data set's index of the first bad elements, where known."""
-    step = finding.step
-    dataset = dict(zip(step.batch_rows, step.dataset_indices or (), strict=False)) if step else {}
+    """The first bad elements: value, position, and what else is known, by column."""
     rows = []
-    for indices in finding.positions[:ROWS]:
-        row = {"position": figures.position(indices)}
-        if step and indices and indices[0] in step.batch_rows:
-            row["batch row"] = figures.number(indices[0])
-            if indices[0] in dataset:
-                row["dataset index"] = figures.number(dataset[indices[0]])
+    for example in finding.examples[:ROWS]:
+        row = {
+            "value": figures.number(example.value),
+            "position": figures.position(example.position),
+        }
+        if example.meaning:
+            row["stands for"] = short(example.meaning, 100)
+        if example.batch_row is not None:
+            row["batch row"] = figures.number(example.batch_row)
+        if example.dataset_index is not None:
+            row["dataset index"] = figures.number(example.dataset_index)
+        if example.file:
+            row["file"] = short(example.file, 100)
         rows.append(row)
     return rows
 
@@ -69,8 +84,9 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(words=words, figures=figures)
+    made.globals.update(words=words, evidence=evidence, figures=figures)
     made.filters["short"] = short
+    made.filters["ticks"] = _ticks
     return made
 
 
@@ -79,6 +95,14 @@ def _safe(value: Any) -> Any:
     if type(value) is str:
         return printable(encodable(value[:20_000]))
     return "" if value is None else value
+
+
+def _ticks(text: str) -> Any:
+    """A sentence as markup, with what stands in backticks as code."""
+    from markupsafe import Markup, escape
+
+    marked = re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(_safe(text))))
+    return Markup(marked)
 
 
 def _render(template: str, **names: Any) -> str:

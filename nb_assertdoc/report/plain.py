@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from nb_assertdoc import model
-from nb_assertdoc.report import figures, words
+from nb_assertdoc.report import evidence, figures, words
 from nb_assertdoc.report.layout import (
     COLUMNS,
     block,
@@ -21,8 +21,11 @@ from nb_assertdoc.report.layout import (
 MARGIN = 8
 
 
-def text(report: model.Report, how: str | None = None) -> str:
-    """The whole report. `how`: the platform's way to restart, such as "Kernel > Restart"."""
+def text(report: model.Report, how: str | None = None, *, past: bool = False) -> str:
+    """The whole report. `how`: the platform's way to restart, such as "Kernel > Restart".
+
+    `past`: the kernel has been restarted since.
+    """
     blocks = [
         block("WHERE", _where(report)),
         block("WHAT", _what(report)),
@@ -30,11 +33,11 @@ def text(report: model.Report, how: str | None = None) -> str:
         block("ALSO", _also(report)),
         block("WHY", _wrapped([" ".join(words.because(report))])),
         block("FIX", _fixes(report)),
-        block("RAN", [] if report.finding else _wrapped(words.ran(report), hanging="    ")),
-        block("NEXT", _next(report)),
+        block("RAN", [] if report.finding else _wrapped(evidence.ran(report), hanging="    ")),
+        block("NEXT", _next(report, past)),
         block("TRUST", _trust(report)),
     ]
-    lines = [*_head(report, how), "", *(line for rows in blocks for line in rows)]
+    lines = [*_head(report, how, past), "", *(line for rows in blocks for line in rows)]
     return encodable("\n".join(lines))
 
 
@@ -59,14 +62,16 @@ def _wrapped(texts: Iterable[str], hanging: str = "") -> list[str]:
     return rows
 
 
-def _head(report: model.Report, how: str | None) -> list[str]:
+def _head(report: model.Report, how: str | None, past: bool) -> list[str]:
     tag = words.CONFIDENCE[report.confidence]
     first, *rest = wrap(words.headline(report), COLUMNS - 14)
     gap = max(COLUMNS - 7 - width(first) - 7, 2)
     rows = [first + " " * gap + tag, *rest]
     said = words.sentence(report.headline)
     rows += ["  " + line for line in wrap(said, COLUMNS - 2)] if said else []
-    rows += ["  " + line for line in wrap(" ".join(words.situation(report, how)), COLUMNS - 2)]
+    rows += [
+        "  " + line for line in wrap(" ".join(words.situation(report, how, past)), COLUMNS - 2)
+    ]
     return rows
 
 
@@ -81,8 +86,8 @@ def _where(report: model.Report) -> list[str]:
     if report.crash is None:
         return []
     place = report.crash.surface
-    rows = _wrapped([f"{_place(place)} only noticed it; the faulty line is not known"])
-    rows += _source(place)
+    rows = _wrapped([words.noticed(report.crash)])
+    rows += _source(place) if place.source else []
     if report.crash.stale and report.crash.first_failed is not None:
         source = printable(report.crash.first_failed.source[:5000]).strip("\n").split("\n")
         rows.append(f"the cell that failed, {words.culprit(report.crash)}, as it was then:")
@@ -127,9 +132,15 @@ def _what(report: model.Report) -> list[str]:
     ]
     joined = "     ".join(facts)
     rows = [joined] if width(joined) <= COLUMNS - MARGIN - 2 else facts
+    rows += words.meanings(finding)
     return [
         *_wrapped([words.operator(finding)], hanging="  "),
         *("  " + line for row in rows for line in wrap(row, COLUMNS - MARGIN - 2)),
+        *(
+            "  " + line
+            for line in wrap("; ".join(words.meanings(finding)), COLUMNS - MARGIN - 2)
+            if line
+        ),
     ]
 
 
@@ -141,17 +152,15 @@ def _also(report: model.Report) -> list[str]:
 
 def _fixes(report: model.Report) -> list[str]:
     rows: list[str] = []
-    told: set[str] = set()
-    for fix in report.fixes[:6]:
+    for fix, code in words.fixes(report):
         title, why = words.sentence(fix.title), words.sentence(fix.explanation)
         rows += _wrapped([" ".join(filter(None, [title, "" if why == title else why]))])
         if fix.edit is not None:
             cell = words.edited(report, fix.edit)
             rows += block("  " + cell, _code(words.changed(fix.edit), 4 + len(cell)), 4 + len(cell))
-        if fix.code is not None and fix.code not in told:
-            told.add(fix.code)
-            code = printable(fix.code[:20_000]).strip("\n").split("\n")
-            rows += ["  " + line for line in _code(code[:40], 2)]
+        if code is not None:
+            lines = printable(code[:20_000]).strip("\n").split("\n")
+            rows += ["  " + line for line in _code(lines[:40], 2)]
     return rows
 
 
@@ -160,16 +169,16 @@ def _code(lines: Iterable[str], indent: int) -> list[str]:
     return [piece for line in lines for piece in cut(line, COLUMNS - MARGIN - indent)]
 
 
-def _next(report: model.Report) -> list[str]:
+def _next(report: model.Report, past: bool) -> list[str]:
     rows: list[str] = []
-    for index, step in enumerate(report.next_steps[:9], 1):
-        rows += _wrapped([f"{index} {printable(step[:1000]).strip()}"], hanging="  ")
-    return rows + _wrapped(words.losses(report))
+    for index, step in enumerate(words.steps(report, past), 1):
+        rows += _wrapped([f"{index} {printable(step).strip()}"], hanging="  ")
+    return rows + _wrapped(words.losses(report, past))
 
 
 def _trust(report: model.Report) -> list[str]:
     save = "JSON: %assertdoc save r.json"
-    rows = _wrapped([" ".join(words.trust(report))])
+    rows = _wrapped([" ".join(evidence.trust(report))])
     if rows and width(rows[-1]) + 5 + len(save) <= COLUMNS - MARGIN:
         return [*rows[:-1], f"{rows[-1]}     {save}"]
     return [*rows, save]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 
 from nb_assertdoc import model
@@ -11,10 +10,7 @@ from nb_assertdoc.report.figures import (
     bound,
     listed,
     number,
-    plural,
     position,
-    size,
-    valid_range,
     values,
 )
 from nb_assertdoc.report.layout import printable, short
@@ -35,13 +31,27 @@ NOT_THE_DATA = {
     "illegal_access",
     "misattributed_oom",
 }
-ASSERTION = re.compile(r"[Aa]ssertion [`'](.*)[`'] failed", re.DOTALL)
+RESTARTING = (
+    "Restarting. In the new kernel `%load_ext nb_assertdoc` tells what is kept, and "
+    "`%assertdoc report` shows this report again."
+)
+SIMULATED = "Simulated GPU"  # the name that the simulated GPU answers with
 
 
 def sentence(text: str) -> str:
     """The text on one line, ending in a full stop."""
     line = short(text, 1500)
     return line if not line or line[-1] in ".!?:" else line + "."
+
+
+def capital(text: str) -> str:
+    """The text with a capital at its start, unless that is a name in the user's code."""
+    return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,]", text) else text
+
+
+def simulated(report: model.Report) -> bool:
+    """True for a run on nb_assertdoc's own simulated GPU."""
+    return SIMULATED in report.environment.devices
 
 
 def execution(count: int | None) -> str:
@@ -59,7 +69,7 @@ def where(place: model.Place, then: str = ", ") -> str:
         name = f"cell {number(place.cell)} (from 0)"
     else:
         name = "this cell"
-    return f"{name}{then}line {number(place.line)}"
+    return f"{name}{then}line {number(place.line)}" if place.line > 0 else name
 
 
 def function(place: model.Place) -> str:
@@ -90,9 +100,10 @@ def marked(place: model.Place) -> list[tuple[int, str, int, int]]:
 
 def surface(report: model.Report) -> str:
     """Where the error was raised, if that is another line than the faulty one."""
-    if report.crash is None or report.finding is None or report.crash.stale:
-        return ""
-    place, true = report.crash.surface, report.finding.location
+    crash = report.crash
+    if crash is None or report.finding is None or crash.stale or crash.surface.line < 1:
+        return ""  # a saved notebook does not tell the line
+    place, true = crash.surface, report.finding.location
     if (place.execution_count, place.file, place.line) == (
         true.execution_count,
         true.file,
@@ -101,6 +112,15 @@ def surface(report: model.Report) -> str:
         return ""
     code = short(place.expression or place.source, 40)
     return f"{where(place, ' ')}, `{code}`, only noticed it"
+
+
+def noticed(crash: model.Crash) -> str:
+    """Where the error was raised, if that is all that is known."""
+    place = crash.surface
+    if place.line < 1:
+        return "The faulty line is not known."
+    name = ", ".join(filter(None, [where(place), function(place)]))
+    return f"{name} only noticed it; the faulty line is not known"
 
 
 def operator(finding: model.Finding) -> str:
@@ -141,6 +161,12 @@ def origin(report: model.Report) -> str:
         text += " =" if step.batch_rows else ";"
         text += f" dataset[{listed(step.dataset_indices)}]"
     return text + (f" of split `{short(step.split, 40)}`" if step.split else "")
+
+
+def meanings(finding: model.Finding) -> list[str]:
+    """What the bad values stand for: "5 is word2id['zebra']"; each value once."""
+    known = {e.value: e.meaning for e in finding.examples if e.meaning}
+    return [f"{number(value)} is {short(said, 100)}" for value, said in known.items()][:6]
 
 
 def brief(finding: model.Finding) -> str:
@@ -186,15 +212,20 @@ def innocent(crash: model.Crash, count: int | None) -> str:
     return f"{execution(count)} is innocent: this kernel's GPU has been dead since {since}."
 
 
-def situation(report: model.Report, how: str | None) -> list[str]:
-    """What a person must know at once: the GPU is fine, what is dead, what cannot help."""
+def situation(report: model.Report, how: str | None, past: bool = False) -> list[str]:
+    """What a person must know at once: the GPU is fine, what is dead, what cannot help.
+
+    `past`: the kernel has been restarted since.
+    """
     crash = report.crash
     if crash is None:
         return [
             "The replay ran in a process of its own: this kernel and its variables are unharmed."
         ]
     said = []
-    if crash.stale:
+    if past:
+        said.append("This happened before the restart: this kernel and its GPU state are fresh.")
+    elif crash.stale:
         said.append(innocent(crash, crash.execution_count))
     if crash.messenger:
         name = short(crash.messenger, 60)
@@ -203,7 +234,8 @@ def situation(report: model.Report, how: str | None) -> list[str]:
         said.append("The error itself was caught (try/except); the GPU is dead all the same.")
     key = report.cause.key if report.cause else ""
     if report.finding is not None and key not in NOT_THE_DATA:
-        said.append("Your GPU is fine; the data is out of range.")
+        fine = "The GPU is simulated" if simulated(report) else "Your GPU is fine"
+        said.append(f"{fine}; the data is out of range.")
     elif report.finding is None and event(crash) == "CUDA device-side assert":
         said.append(
             "A check of values failed on the GPU: nearly always an index out of range, "
@@ -211,6 +243,8 @@ def situation(report: model.Report, how: str | None) -> list[str]:
         )
     if report.finding is None:
         said.append("Is it my hardware? `nb-assertdoc check` in a terminal reads what can tell.")
+    if past:
+        return said
     way = f" ({short(how)})" if how else ""
     said.append(
         f"This kernel's GPU state is dead: restart it{way}. Until then every GPU cell fails; "
@@ -226,11 +260,21 @@ def because(report: model.Report) -> list[str]:
     cause = report.cause
     said: list[str] = []
     for text in (cause.title, cause.explanation, *cause.because[:12]):
-        line = sentence(text)
+        line = capital(sentence(text))
         if line and not any(line.rstrip(".") in other for other in said):
             said.append(line)
     if len(said) > 1 and said[1].startswith(said[0].rstrip(".")):
         del said[0]
+    return said
+
+
+def fixes(report: model.Report) -> list[tuple[model.Fix, str | None]]:
+    """The fixes, each with the code to paste unless one before it has the same."""
+    told: set[str | None] = set()
+    said = []
+    for fix in report.fixes[:6]:
+        said.append((fix, None if fix.code in told else fix.code))
+        told.add(fix.code)
     return said
 
 
@@ -256,102 +300,45 @@ def edited(report: model.Report, edit: model.Edit) -> str:
     return f"cell {short(edit.cell_id, 40)}"
 
 
-def driver(crash: model.Crash) -> list[str]:
-    """The driver's lines: "Indexing.cu `srcIndex < srcSelectDimSize`, 128 lines"."""
-    rows = []
-    for line in crash.assert_lines[:20]:
-        match = ASSERTION.search(line.text[:5000])
-        claim = short(match.group(1) if match else line.text, 200)
-        file = short(re.split(r"[/\\]", line.kernel_file)[-1], 80)
-        rows.append(f"{file} `{claim}`, {plural(line.count, 'line')}")
-    return rows
+def steps(report: model.Report, past: bool = False) -> list[str]:
+    """What to do next; after the restart not what leads to it."""
+    told = []
+    for step in report.next_steps[:9]:
+        if past and re.match(r"(%assertdoc )?restart", step):
+            back = re.search(r"(%assertdoc restore) (gives back .*)", step)
+            step = f"{back[1]}    {back[2]}" if back else ""
+        told += [step[:1000]] if step else []
+    return told
 
 
-def trust(report: model.Report) -> list[str]:
-    """Why the finding may be believed, and what speaks against it."""
-    said = []
-    differences = [
-        sentence(d) for r in report.replays if r.outcome == "fault" for d in r.differences
-    ]
-    if report.finding is not None and report.confidence == "certain":
-        said.append("Bad values read in the failing call; nothing it depends on was made up.")
-    elif report.finding is not None and report.confidence == "likely":
-        said.append(
-            "Likely, not certain: something that the call depends on was made up or unknown."
-        )
-    if report.finding is not None:
-        said += differences[:4]
-    if report.crash is not None and (lines := driver(report.crash)):
-        known = all(line.catalogue_id for line in report.crash.assert_lines)
-        # A line that contradicts the finding would have lowered the confidence.
-        agrees = report.confidence == "certain" and known
-        said.append(f"Driver {'agrees' if agrees else 'printed'}: {'; '.join(lines[:3])}.")
-    if report.real_error is not None:
-        error = f"{short(report.real_error.type, 60)}: {short(report.real_error.message, 200)}"
-        said.append(f"The CPU's own error: {sentence(error)}")
-    return said
+def command(step: str) -> tuple[str, str]:
+    """A step's command and its words, which two spaces or more part: "%assertdoc verify    ..."."""
+    found = re.fullmatch(r"(%\S.*?) {2,}(.*)", step, re.DOTALL)
+    return (found[1], found[2]) if found else ("", step)
 
 
-def checked(replay: model.Replay) -> str:
-    """One line on what a replay did."""
-    outcome = {
-        "fault": "found the fault",
-        "clean": "no fault",
-        "other_error": "ended in another error",
-        "stopped": "stopped early",
-        "unavailable": "not possible here",
-    }[replay.outcome]
-    text = f"{short(replay.engine, 40)}: {outcome}"
-    if replay.outcome != "unavailable":
-        text += f" in {replay.seconds:.1f} s" if 0 <= replay.seconds < 1e6 else ""
-        text += f", {plural(replay.checks.calls, 'call')} of"
-        text += f" {plural(replay.checks.operators, 'operator')} checked"
-    if replay.steps is not None:
-        text += f", {plural(replay.steps, 'step')}"
-    if replay.peak_rss_bytes is not None:
-        text += f", {size(replay.peak_rss_bytes)} of memory"
-    return text
-
-
-def tightest(check: model.Tightest) -> str:
-    module = f" in `{short(check.module, 80)}`" if check.module else ""
-    return (
-        f"{short(check.op, 60)} `{short(check.argument, 60)}`{module}: {number(check.value)}, valid"
-        f" {valid_range(check.bound)}, margin {number(check.margin)}"
-    )
-
-
-def nearest(report: model.Report) -> list[model.Tightest]:
-    """The tightest margins of all replays, the tightest first."""
-    found = dict.fromkeys(t for replay in report.replays for t in replay.checks.tightest)
-    return sorted(found, key=lambda t: math.inf if math.isnan(t.margin) else t.margin)
-
-
-def losses(report: model.Report) -> list[str]:
-    """What a restart loses: nothing is said where none is needed."""
+def losses(report: model.Report, past: bool = False) -> list[str]:
+    """What a restart loses, or has lost: nothing is said where none is needed."""
     said: list[str] = []
-    if report.crash is None:
+    stored = any("%assertdoc restore gives back" in step for step in report.next_steps)
+    if report.crash is None or (stored and not past):  # that step says it
         return said
     if report.lost:
         names = [f"`{short(v.name, 60)}` ({short(v.what, 80)})" for v in report.lost[:8]]
         more = f" and {len(report.lost) - 8} more" if len(report.lost) > 8 else ""
-        said.append(f"A restart loses {', '.join(names)}{more}.")
-    if report.kept:
+        loses = "The restart has lost" if past else "A restart loses"
+        said.append(f"{loses} {', '.join(names)}{more}.")
+    if report.kept and not past:
         names = [short(v.name, 60) for v in report.kept[:12]]
         more = f" and {len(report.kept) - 12} more" if len(report.kept) > 12 else ""
         said.append(f"Still good, save what you need before it: {', '.join(names)}{more}.")
     return said
 
 
-def ran(report: model.Report) -> list[str]:
-    """What was run and checked: the whole answer where nothing was found."""
-    said: list[str] = []
-    if report.confidence == "clean":
-        calls = max((r.checks.calls for r in report.replays if r.outcome == "clean"), default=0)
-        margin = [f", tightest margin {number(t.margin)}" for t in nearest(report)[:1]]
-        said.append(f"no fault: {plural(calls, 'call')} checked{''.join(margin)}")
-    said += [checked(replay) for replay in report.replays[:8]]
-    said += [f"nearest to its bound: {tightest(t)}" for t in nearest(report)[:3]]
-    differences = [d for replay in report.replays for d in replay.differences]
-    said += [f"differs from the GPU run: {sentence(d)}" for d in differences[:6]]
-    return said or ["nothing was replayed"]
+def before_restart(report: model.Report | None, forewarn: str) -> str:
+    """What a restart loses and keeps, and what the front end will say of it."""
+    steps = report.next_steps if report is not None else ()
+    told = [s.partition("    ")[2] for s in steps if s.startswith("%assertdoc restart")]
+    said = [t for t in told if "lost: " in t or "%assertdoc restore" in t]
+    said = said or ["all variables of this kernel are lost"]
+    return "\n".join(sentence(line[:1].upper() + line[1:]) for line in [*said, forewarn] if line)

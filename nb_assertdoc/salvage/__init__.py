@@ -7,9 +7,23 @@ Nothing here touches CUDA: of a CUDA tensor only metadata is read.
 
 from __future__ import annotations
 
-from nb_assertdoc.salvage.names import reached
+from nb_assertdoc.salvage.gpu import on_gpu
+from nb_assertdoc.salvage.names import hidden, reached
 from nb_assertdoc.salvage.placeholders import Missing, StandIn, began_anew, touched
-from nb_assertdoc.salvage.reader import read
+from nb_assertdoc.salvage.reader import load, names_in, read
 from nb_assertdoc.salvage.writer import Salvaged, write
 
-__all__ = ["Missing", "Salvaged", "StandIn", "began_anew", "reached", "read", "touched", "write"]
+__all__ = [
+    "Missing",
+    "Salvaged",
+    "StandIn",
+    "began_anew",
+    "hidden",
+    "load",
+    "names_in",
+    "on_gpu",
+    "reached",
+    "read",
+    "touched",
+    "write",
+]

@@ -25,21 +25,37 @@ def read(folder: Path, namespace: dict[str, Any], make: Make = p.zeros) -> tuple
     `make` builds a tensor for each stand-in. Gives what the capsule lacks and what failed to load;
     in place of both stand `Missing` values. Raises `OSError` when there is no capsule.
     """
+    values, lost = load(folder, namespace, make)
+    namespace.update({x.name: p.Missing(x.what, x.why) for x in lost if x.name not in values})
+    namespace.update(values)
+    return lost
+
+
+def load(
+    folder: Path, scope: dict[str, Any], make: Make = p.zeros
+) -> tuple[dict[str, Any], tuple[model.Lost, ...]]:
+    """A capsule's variables, and what it lacks or failed to load; as `read`, but nothing is set.
+
+    `scope` becomes the globals of the variables' functions.
+    """
     index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
-    names = {"NAMESPACE": namespace, "STAND_IN": lambda *fields: make(p.StandIn(*fields))}
+    names = {"NAMESPACE": scope, "STAND_IN": lambda *fields: make(p.StandIn(*fields))}
     lost = list(index.lost)
+    values: dict[str, Any] = {}
     with open(folder / STREAM, "rb") as stream:
-        values: dict[str, Any] = {}
         try:
             _load(_Quick(stream, names, _buffers(folder, index)), index, values)
         except Exception:  # read again, slowly: each object that fails becomes a placeholder
             values.clear()
             stream.seek(0)
             _load_what_loads(_Careful(stream, names, _buffers(folder, index), lost), index, values)
-    namespace.update({x.name: p.Missing(x.what, x.why) for x in lost if x.name not in values})
-    namespace.update(values)
     p.forget_touched()  # rebuilding may have met placeholders
-    return tuple(lost)
+    return values, tuple(lost)
+
+
+def names_in(folder: Path) -> tuple[str, ...]:
+    """The names of a capsule's variables. Raises `OSError` when there is no capsule."""
+    return msgspec.json.decode((folder / INDEX).read_bytes(), type=Index).names
 
 
 def _load(unpickler: Any, index: Index, values: dict[str, Any]) -> None:

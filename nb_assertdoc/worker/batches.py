@@ -81,9 +81,16 @@ def bad_rows(batch: Any, size: int, usage: Usage, bad: Bad) -> tuple[int, ...]:
             and leaf.shape[0] == size
         ]
         confirmed = any(rows <= _rows(mask, size) for mask in held)
+        if flattened:  # a row may hold the same numbers in another meaning: as many, then
+            counts = _counts(usage.rule(tensor), size)
+            confirmed = any(torch.equal(counts, _counts(mask, size)) for mask in held)
         moved = not confirmed and any(int(mask.sum()) == bad.count for mask in held)
     return () if moved or (flattened and not confirmed) else tuple(sorted(rows))
 
 
 def _rows(mask: Tensor, size: int) -> set[int]:
-    return set(mask.reshape(size, -1).any(1).nonzero().flatten().tolist())
+    return set(_counts(mask, size).nonzero().flatten().tolist())
+
+
+def _counts(mask: Tensor, size: int) -> Tensor:
+    return mask.reshape(size, -1).sum(1)

@@ -94,6 +94,7 @@ class Checker:
         self.seen: dict[tuple[Any, ...], Seen] = {}
         self.ghost_operators: set[str] = set()
         self.unchecked: set[str] = set()  # those of them whose index was not computed
+        self.measure: Callable[[Usage], None] | None = None
 
     def reset(self) -> None:
         """Forget what earlier cells did: the failing cell begins."""
@@ -119,6 +120,8 @@ class Checker:
                 continue
             self._calls += 1
             self._operators.add(usage.op)
+            if self.measure is not None:
+                self.measure(usage)
             bad = indexing.bad(usage)
             if bad is None:
                 self._note(usage)

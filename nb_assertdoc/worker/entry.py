@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
 import traceback
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import salvage
-from ..frames import Cells, at_top
+from ..frames import Cells, at_top, here, user_frames
 from ..model import Evidence, Observed, Order, Outcome, RealError, from_json, to_json
 from .output import Captured
+from .process import die_with_the_host, draw_nothing, peak_rss
 
 GRACE_SECONDS = 1.5  # for further faults of the same batch
 GRACE_OPERATORS = 3000
@@ -50,7 +51,7 @@ class Run:
         order = self.order
         self.output = Captured()
         self.output.install()
-        _die_with_the_host()
+        die_with_the_host()
         sys.path[:] = list(dict.fromkeys([*order.sys_path, *sys.path]))
         os.chdir(order.cwd)
         from .sandbox import Sandbox
@@ -59,7 +60,7 @@ class Run:
         import torch
 
         from .. import devices, indexing
-        from . import chance, ghosts, hooks, loaders, loops, observer
+        from . import chance, counters, ghosts, hooks, loaders, loops, measure, observer
         from .checks import Checker
 
         self.torch = torch
@@ -88,12 +89,11 @@ class Run:
         indexing.wrap_functions(self._function_usage)
         self.loops = loops.LoopCounter(self.cells, self._step)
         self.loaders = loaders.Loaders(
-            order.loader,
+            order,
             self.folder,
             self.cells,
             lambda: self.hooks.operators,
             self._used_up,
-            order.seconds / 3,
         )
         shell = get_ipython()
         self.shell = shell
@@ -106,52 +106,54 @@ class Run:
             self.loaders,
             tuple(c.source for c in self.cells),
         )
+        self.measure = measure.Measure(order.batches, self.observer.site) if order.batches else None
         chance.install(self.cells, self._chance)
+        counters.install(self.cells, lambda: self.loaders.passed)
         self._name_cells(shell)
         shell.events.register("post_run_cell", self._ended)
-        self._load(torch)
+        self._load()
         shell.system = shell.getoutput = self._no_shell
-        _draw_nothing(shell)
+        draw_nothing(shell)
         shell.kernel.raw_input = self._no_input  # becomes `input` as each cell begins
         self.sandbox.install()
         if not order.history:
             self.begin_cell()
 
-    def _load(self, torch: Any) -> None:
-        capsule = self.folder / "capsule"
-        if not capsule.is_dir():
-            return
+    def _load(self) -> None:
+        folders = [self.folder / name for name in ("variables", "capsule")]
+        if any(map(Path.is_dir, folders)):
+            self._load_variables(filter(Path.is_dir, folders))
+        state = self.folder / "rng.pickle"
+        if state.is_file():
+            from . import rewind
+            from .sources import set_rng
+
+            random_states, rest = rewind.read(state)
+            self.set_random = lambda: set_rng(random_states)
+            self.set_random()
+            self.not_rewound = rewind.put_back(self.namespace, rest, self.loaders.generators)
+
+    def _load_variables(self, folders: Iterable[Path]) -> None:
         from .standins import StandIns
 
         make = StandIns(self.order.real_floats)
-        for lost in salvage.read(capsule, self.namespace, make=make.tensor):
-            self.differences.append(f"`{lost.name}` was not loaded: {lost.why}")
+        loaded: dict[str, Any] = {}  # as the crash left them, then as the cell began
+        for folder in folders:
+            values, losses = salvage.load(folder, self.namespace, make=make.tensor)
+            for lost in losses:
+                self.differences.append(f"`{lost.name}` was not loaded: {lost.why}")
+                values.setdefault(lost.name, salvage.Missing(lost.what, lost.why))
+            early = {n: v for n, v in values.items() if n not in loaded or n in self.order.rebound}
+            loaded.update(early)
+        self.namespace.update(loaded)
         if make.remade and self.order.real_floats:
             make.initialise(self.namespace)
             self.differences.append(
                 "weights that were on the GPU are lost: made anew by their modules' initialisers"
             )
         self.remade = make.remade
-        state = self.folder / "rng.pickle"
-        if state.is_file():
-            import pickle
 
-            from .loaders import _set_rng, set_generator
-            from .rewind import rewind
-
-            states, generators, patches = pickle.loads(state.read_bytes())
-            _set_rng(states)
-            known = [
-                ((name,) if key is None else (name, ("attr", key)), "rng", state)
-                for (name, key), state in generators.items()
-            ]
-
-            def put_back(generator: Any, state: Any) -> None:
-                set_generator(generator, state)
-                self.loaders.generators.append(generator)
-
-            self.not_rewound = rewind(self.namespace, (*known, *patches), put_back)
-
+    set_random: Any = None  # puts the random generators back to where the cell began
     remade = False
     not_rewound: tuple[str, ...] = ()
     chance: str | None = None  # the first random number that no replay can repeat
@@ -187,9 +189,13 @@ class Run:
         """From here on it is the failing cell."""
         self._in_cell = True
         self._cell_began = time.monotonic()
+        if self.order.history and self.set_random is not None:
+            self.set_random()
         self.loaders.install()
         self.loops.start()
         self.checker.reset()
+        if self.measure is not None:
+            self.checker.measure, self.loaders.most = self.measure.note, self.order.batches
         if self.decisions is not None:
             self.decisions.leak = None
         salvage.placeholders.forget_touched()
@@ -231,7 +237,11 @@ class Run:
             self.observed[-1] = self.observer.scanned(observed, usage)
             self.write("fault")
         except Exception:
-            self.differences.append(traceback.format_exc(limit=-3))
+            self._undescribed = True
+            text = f"a fault was met and could not be described: {traceback.format_exc(limit=-3)}"
+            self.differences.append(text)
+
+    _undescribed = False  # a fault was met of which there is no evidence
 
     def _known(self, new: Observed) -> bool:
         f = new.finding
@@ -272,6 +282,7 @@ class Run:
             found.append(f"an earlier `{usage.op}` was not checked: its values were not computed")
         if self.chance is not None:
             found.append(self.chance)
+        found += self.loaders.doubts(usage.tensor, user_frames(here(), self.cells))
         found += [f"lost value touched: {m}" for m in salvage.touched()]
         found += [f"{m} began anew: its place was lost" for m in salvage.began_anew()]
         return tuple(found)
@@ -283,11 +294,12 @@ class Run:
         if at_top(frame.f_code):
             self._steps = max(self._steps, iteration + 1)
             limit = self.order.max_steps
-            if limit is not None and iteration >= limit:
+            enough = self.measure is not None and self.measure.enough(loop)
+            if enough or (limit is not None and iteration >= limit):
                 self._leave("fault" if self.observed else "clean")
 
     def _check_grace(self, step: tuple[Any, ...] | None, loop: str) -> None:
-        if self._fault_at is None:
+        if self._fault_at is None or self.measure is not None:
             return
         began, operators = self._fault_at
         next_step = (
@@ -314,9 +326,9 @@ class Run:
     def write(self, outcome: Outcome, error: RealError | None = None) -> None:
         """Write the evidence, whole or not at all."""
         hooks = self.hooks
-        differences = [*self.differences, *self.sandbox.notes, *self.loaders.window.skipped]
+        differences = [*self.differences, *self.sandbox.notes, *self.loaders.skipped]
         if self.loaders.truncated:
-            differences.append("other loops over a DataLoader got one batch")
+            differences.append("other loops over a DataLoader got few of their batches")
         if getattr(hooks, "emulated_skipped", False):
             differences.append("random numbers of large initialisations were not drawn")
         if self.order.engine == "ghost":
@@ -332,9 +344,12 @@ class Run:
             decisions=tuple(self.decisions.places) if self.decisions else (),
             ghost_operators=tuple(sorted(self.checker.ghost_operators)),
             missing=salvage.touched(),
+            measured=self.measure.records() if self.measure is not None else (),
+            shortened=self.loaders.shortened,
+            loop=self.loaders.replayed,
             error=error,
             warnings=self.output.warnings(),
-            peak_rss_bytes=_peak_rss(),
+            peak_rss_bytes=peak_rss(),
             steps=max(self._steps, self.loaders.window.given) or None,
         )
         part = self.folder / "evidence.part"
@@ -342,7 +357,7 @@ class Run:
         part.replace(self.folder / "evidence.json")
 
     def _leave(self, outcome: Outcome, error: RealError | None = None) -> None:
-        self.write(outcome, error)
+        self.write("stopped" if outcome == "clean" and self._undescribed else outcome, error)
         os._exit(0)
 
     def finish(self) -> None:
@@ -383,40 +398,3 @@ def finish() -> None:
     """Last request of a replay: writes the evidence and ends the process."""
     assert _run is not None
     _run.finish()
-
-
-def _draw_nothing(shell: Any) -> None:
-    """`%matplotlib`, and the settings of its figures, do nothing; the library may be missing."""
-    magics = shell.magics_manager.magics["line"]
-    config = magics["config"]
-    magics["matplotlib"] = lambda line: None
-    magics["config"] = lambda line: None if "InlineBackend" in line else config(line)
-
-
-def _die_with_the_host() -> None:
-    """A worker never outlives its host."""
-    host = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == host:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="nb_assertdoc-host-watch").start()
-    try:
-        import ctypes
-        import signal
-
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, Linux
-        Path("/proc/self/oom_score_adj").write_text("800")
-    except (OSError, AttributeError):
-        pass  # the watch above is enough
-
-
-def _peak_rss() -> int | None:
-    try:
-        import resource
-
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    except ImportError:  # Windows
-        return None

@@ -29,6 +29,7 @@ from ..model import (
 from . import names
 from .batches import Path, bad_rows, field, path_to
 from .checks import Checker, Seen, seen_key
+from .examples import examples
 from .hooks import is_ghost, mapped
 from .loaders import Given, Loaders
 from .loops import LoopCounter
@@ -76,6 +77,9 @@ class Observer:
         direct = names.only_torch_between(stack, location, self._cells)
         index, table = names.expressions(op, usage.argument, places[-1].expression, direct)
         seen = self._checker.seen.get(seen_key(usage))
+        step, batch_size = self._step(users, usage, bad)
+        dataset = getattr(self._loaders.window.loader, "dataset", None)
+        known = {**self._namespace, **location.f_locals}
         finding = Finding(
             op=op,
             aten_op=str(func),
@@ -92,7 +96,8 @@ class Observer:
             module=module,
             module_type=module_type,
             table=usage.table,
-            step=self._step(users, usage, bad),
+            step=step,
+            examples=examples(usage, bad, step, batch_size, dataset, known),
         )
         whole = Seen()
         whole.add(usage.tensor)
@@ -120,7 +125,7 @@ class Observer:
         loader = window.loader
         if loader is None or not window.active or observed.finding.bound is None:
             return observed
-        paths = (path_to(given.batch, usage.tensor) for given in reversed(window.recent))
+        paths = (path_to(given.batch, usage.tensor) for given in reversed(self._loaders.recent))
         path = next((p for p in paths if p is not None), None)
         dataset = getattr(loader, "dataset", None)
         if path is None or dataset is None or not hasattr(dataset, "__getitem__"):
@@ -133,6 +138,11 @@ class Observer:
             observed, data=values, data_name=names.name_of(dataset, users)
         )
 
+    def site(self, op: str) -> tuple[str, str | None]:
+        """The public name of the operator that runs, and its module."""
+        called = [f.f_code.co_name for f in frames.stack(frames.here())[:60]]
+        return indexing.public_name(op, called), self.module()
+
     def module(self) -> str | None:
         """The qualified name of the module that runs."""
         stack = frames.stack(frames.here())
@@ -144,7 +154,7 @@ class Observer:
     def _place(self, frame: FrameType) -> Place:
         place = frames.place(frame, self._cells)
         around = self._loops.around(frame, frame.f_lineno)
-        if self._loaders.window.skipped:  # a counter that runs with the loader is not the user's
+        if self._loaders.skipped:  # a counter that runs with the loader is not the user's
             around = around[:-1]
         targets = [t for loop, _ in around for t in loop.targets]
         extra = [
@@ -156,7 +166,8 @@ class Observer:
         function = f"{place.function} with {shown}" if place.function else f"loop with {shown}"
         return msgspec.structs.replace(place, function=function)
 
-    def _step(self, users: list[FrameType], usage: Usage, bad: Bad) -> Step | None:
+    def _step(self, users: list[FrameType], usage: Usage, bad: Bad) -> tuple[Step | None, int]:
+        """The step, and the size of the batch where the faulty tensor keeps its order, else 0."""
         window = self._loaders.window
         found = None
         for frame in reversed(users):
@@ -167,42 +178,49 @@ class Observer:
             found is None or found[1] in (window.given - 1, window.given - 2)
         )
         if found is None and not window.active:
-            return None
+            return None, 0
         behind = window.given - 1 - found[1] if driven and found is not None else window.ahead
-        given = self._given(usage.tensor, behind)
+        given, ordinal = self._given(usage.tensor, behind)
         if found is not None:
             loop, iteration = found[0].source, found[1]
         else:
             loop, iteration = f"loop over a {type(window.loader).__name__}", 0
         if driven:
-            iteration = given.ordinal if given is not None else iteration
+            iteration = ordinal if ordinal is not None else iteration
         rows: tuple[int, ...] = ()
         indices: tuple[int, ...] | None = None
-        split = None
+        split, size = None, 0
         if window.active and window.loader is not None:
             chosen = given.indices if given is not None else None
             if given is not None and isinstance(chosen, list | tuple):
                 rows = bad_rows(given.batch, len(chosen), usage, bad)
+                size = len(chosen) if rows else 0
                 if rows and all(type(i) is int for i in chosen):
                     indices = tuple(chosen[r] for r in rows)
             split = names.split_of(
                 names.name_of(window.loader, users),
                 names.name_of(getattr(window.loader, "dataset", None), users),
             )
-        return Step(
+        step = Step(
             loop=loop, iteration=iteration, batch_rows=rows, dataset_indices=indices, split=split
         )
+        return step, size
 
-    def _given(self, tensor: Tensor, behind: int) -> Given | None:
-        """The batch that the faulty call works on: the one that holds its values.
+    def _given(self, tensor: Tensor, behind: int) -> tuple[Given | None, int | None]:
+        """The batch that the faulty call works on, and the ordinal of the innermost loop's.
 
-        Else the newest but `behind`: who reads a loader may fetch the next batch first.
+        It is the one that holds the tensor's values, else the newest but `behind`: who reads a
+        loader may fetch the next batch first.
         """
-        recent = list(self._loaders.window.recent)
-        for given in reversed(recent):
-            if path_to(given.batch, tensor) is not None:
-                return given
-        return recent[-1 - behind] if behind < len(recent) else None
+        window = self._loaders.window
+        mine = list(window.mine)
+        newest = mine[-1 - behind] if behind < len(mine) else None
+        holding = (
+            g for g in reversed(self._loaders.recent) if path_to(g.batch, tensor) is not None
+        )
+        given = next(holding, newest)
+        of_loop = given if any(given is g for g in mine) else newest
+        return given, of_loop.ordinal if of_loop is not None else None
 
     def _config(self, stack: list[FrameType]) -> dict[str, int | str | None]:
         for module in names.modules_of(stack):
@@ -214,7 +232,7 @@ class Observer:
 
     def _tokenizers(self, bad: Bad) -> Iterator[Tokenizer]:
         for name, thing in list(self._namespace.items()):
-            if name.startswith("_") or not hasattr(thing, "convert_ids_to_tokens"):
+            if name.startswith("_") or not hasattr(type(thing), "convert_ids_to_tokens"):
                 continue
             try:
                 tokens = {

@@ -3,10 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import pickle
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..mutations import Patch, resolve
+from .sources import set_generator
+
+
+def read(file: Path) -> tuple[Any, Any]:
+    """What the host wrote: the states of the global random generators, and the rest."""
+    states, *rest = pickle.loads(file.read_bytes())
+    return states, rest
+
+
+def put_back(namespace: Mapping[str, Any], rest: Any, found: list[Any]) -> tuple[str, ...]:
+    """Put back random generators of variables, added to `found`, and values changed in place.
+
+    The names of variables where that failed.
+    """
+    generators, patches = rest
+    known = [
+        ((name,) if key is None else (name, ("attr", key)), "rng", state)
+        for (name, key), state in generators.items()
+    ]
+
+    def back(generator: Any, state: Any) -> None:
+        set_generator(generator, state)
+        found.append(generator)
+
+    return rewind(namespace, (*known, *patches), back)
 
 
 def rewind(

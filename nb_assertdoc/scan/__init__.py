@@ -1,0 +1,19 @@
+"""Looks at all of the data, not only the batch that failed, for values that are out of range."""
+
+from .choose import Loop, Range, evaluated, range_of, scan_chosen
+from .readers import STREAM_ROWS
+from .sources import sources
+from .tally import Column, Scan, scan
+
+__all__ = [
+    "STREAM_ROWS",
+    "Column",
+    "Loop",
+    "Range",
+    "Scan",
+    "evaluated",
+    "range_of",
+    "scan",
+    "scan_chosen",
+    "sources",
+]

@@ -1,0 +1,141 @@
+"""What counts the rounds of a user's loop, where a replay leaves some of them out.
+
+`enumerate` goes on from the right number. Of `count += 1` and `range` it is said where the faulty
+values depend on them.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import linecache
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from ..frames import Cells, at_top, here
+
+_plain = enumerate
+
+
+def install(cells: Cells, passed: Callable[[], int]) -> None:
+    """Let the user's `enumerate` count what was left out; `passed()` is how many that are so far.
+
+    What is left out while it waits for its next item belongs to it.
+    """
+
+    class Enumerate(enumerate):  # type: ignore[type-arg]
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            if not cells.is_user_frame(here()):
+                return _plain(*args, **kwargs)
+            return super().__new__(cls, *args, **kwargs)
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            self._left_out = 0
+
+        def __next__(self) -> Any:
+            before = passed()
+            number, item = super().__next__()
+            self._left_out += passed() - before
+            return number + self._left_out, item
+
+    Enumerate.__name__ = Enumerate.__qualname__ = "enumerate"
+    builtins.enumerate = Enumerate  # type: ignore[misc]
+
+
+def counted(users: list[FrameType]) -> str | None:
+    """A counter of rounds on which the statements that run depend, by the text of the code."""
+    counters: set[str] = set()
+    wanted: set[str] = set()
+    for frame in users:
+        scope = _scope(frame)
+        if scope is None:
+            continue
+        line = frame.f_lineno
+        around = [n for n in _inside(scope) if n.lineno <= line <= (n.end_lineno or n.lineno)]
+        for loop in around:
+            if isinstance(loop, ast.For | ast.While):
+                counters |= set(_counters(loop))
+        simple = [n for n in around if not hasattr(n, "body")]
+        wanted |= set(_sources(simple[-1], scope)) if simple else set()
+    return next(iter(sorted(counters & wanted)), None)
+
+
+def _scope(frame: FrameType) -> ast.AST | None:
+    """The function, or the cell, that a frame runs."""
+    code = frame.f_code
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return None
+    if at_top(code):
+        return tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    return None
+
+
+def _inside(scope: ast.AST) -> Iterator[ast.stmt]:
+    """The statements of a scope, without those of functions and classes in it."""
+    for child in ast.iter_child_nodes(scope):
+        if isinstance(child, ast.stmt | ast.ExceptHandler | ast.withitem):
+            if isinstance(child, ast.stmt):
+                yield child
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                yield from _inside(child)
+
+
+def _counters(loop: ast.For | ast.While) -> Iterator[str]:
+    """Names that change by a constant in each round."""
+    if isinstance(loop, ast.For) and isinstance(loop.target, ast.Name):
+        called = loop.iter.func if isinstance(loop.iter, ast.Call) else None
+        if isinstance(called, ast.Name) and called.id in ("range", "trange"):
+            yield loop.target.id
+    for node in _inside(loop):
+        if isinstance(node, ast.AugAssign) and isinstance(node.value, ast.Constant):
+            yield ast.unparse(node.target)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.BinOp):
+            added = isinstance(node.value.right, ast.Constant)
+            name = ast.unparse(node.targets[0])
+            if added and ast.unparse(node.value.left) == name:
+                yield name
+
+
+def _sources(statement: ast.stmt, scope: ast.AST) -> set[str]:
+    """The names that a statement reads, and those that went into them."""
+    wanted = _read(statement)
+    assigned = [
+        (set(_names(ast.Tuple([*targets]))), _read(value))
+        for node in _inside(scope)
+        for targets, value in _assignments(node)
+    ]
+    while True:
+        more = {name for targets, read in assigned if targets & wanted for name in read}
+        if more <= wanted:
+            return wanted
+        wanted |= more
+
+
+def _assignments(node: ast.stmt) -> Iterator[tuple[list[ast.expr], ast.expr]]:
+    if isinstance(node, ast.Assign):
+        yield node.targets, node.value
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign) and node.value is not None:
+        yield [node.target], node.value
+    elif isinstance(node, ast.For):
+        yield [node.target], node.iter
+
+
+def _read(node: ast.AST) -> set[str]:
+    return set(_names(node))
+
+
+def _names(node: ast.AST) -> Iterator[str]:
+    """Names, and dotted ones such as `self.step`, in a piece of code."""
+    if isinstance(node, ast.Name | ast.Attribute):
+        yield ast.unparse(node)
+    if not isinstance(node, ast.Name):
+        for child in ast.iter_child_nodes(node):
+            yield from _names(child)

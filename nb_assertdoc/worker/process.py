@@ -1,0 +1,48 @@
+"""This process and its shell: the limits of a worker's life."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+def draw_nothing(shell: Any) -> None:
+    """`%matplotlib`, its settings (the library may be missing) and our own magics do nothing."""
+    magics = shell.magics_manager.magics["line"]
+    config, load = magics["config"], magics["load_ext"]
+    magics["load_ext"] = lambda line: load(line) if "nb_assertdoc" not in line else None
+    magics["assertdoc"] = magics["cpu_replay"] = lambda line: None
+    magics["matplotlib"] = lambda line: None
+    magics["config"] = lambda line: None if "InlineBackend" in line else config(line)
+
+
+def die_with_the_host() -> None:
+    """A worker never outlives its host."""
+    host = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == host:
+            time.sleep(0.5)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True, name="nb_assertdoc-host-watch").start()
+    try:
+        import ctypes
+        import signal
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG, Linux
+        Path("/proc/self/oom_score_adj").write_text("800")
+    except (OSError, AttributeError):
+        pass  # the watch above is enough
+
+
+def peak_rss() -> int | None:
+    try:
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    except ImportError:  # Windows
+        return None
