@@ -66,6 +66,7 @@ class Flow:
             lines=sum(line.count for line in sighting.assert_lines),
             will_replay=settings().replay,
             stops_queue=tb is not None,
+            interrupt=how.interrupt,
             simulated="nb_assertdoc.simulated_gpu" in sys.modules,
         )
         shown = Shown(self.shell, card)  # before all that takes time: a person waits
@@ -171,9 +172,7 @@ class Flow:
             namespace, gone = execution.bindings.namespace(now)
             doubts = execution.bindings.doubts(execution.source)
             if execution.joined and _acts_before_the_load(execution.source):
-                doubts += (
-                    "the extension was loaded within the cell: variables are as they were then",
-                )
+                doubts += ("the cell loaded the extension: variables are as they were then",)
             patches = tuple(execution.bindings.patches(namespace))
         else:
             doubts = ("the cell's start was not recorded: variables are as they are now",)

@@ -33,6 +33,7 @@ class _Names:
     surely: set[str] = field(default_factory=set)  # of `writes`, whatever branch is taken
     changes: set[str] = field(default_factory=set)  # objects that may be altered in place
     defines: dict[str, set[str]] = field(default_factory=dict)  # what a call of one may alter
+    imports: set[str] = field(default_factory=set)
     seeds: bool = False
     trains: bool = False
     opaque: bool = False  # binds names that are not in the text: `exec`, a star import, `%run`
@@ -60,13 +61,14 @@ def _makers(
     """Positions of the executions that make `wanted`, and the names that none of them binds."""
     train = {n for each in names if each.trains for n in each.defines}
     calls = {n: altered for each in names for n, altered in each.defines.items()}
+    modules = {n for each in names for n in each.imports}
     chosen: set[int] = set()
     wanted = set(wanted)
     for i in reversed(range(len(names))):
         each = names[i]
         trains = not training and (bool(each.reads & train) or (each.trains and not each.defines))
         called = set().union(*(calls[n] for n in each.reads & calls.keys()))
-        altered = set() if trains else each.changes | called
+        altered = set() if trains else (each.changes | called) - modules
         seeds = each.seeds and not trains
         if each.writes & wanted or altered & wanted or seeds or (each.opaque and unknown & wanted):
             chosen.add(i)
@@ -203,6 +205,7 @@ def names_of(cell: str) -> _Names:
     found.reads = {n for how, n in uses if how == "read"} - bound - set(vars(builtins)) - _SHELL
     found.writes = {n for how, n in uses if how == "bound"}
     found.surely = set(_surely(tree.body))
+    found.imports = _imported(tree)
     for statement in tree.body:
         altered = _altered(statement, found) - _imported(tree)
         if isinstance(statement, _DEFINITIONS):

@@ -49,13 +49,14 @@ class Adapter:
     """What a restart means where this kernel runs.
 
     `how` is the platform's own menu entry or key, `forewarn` what the front end will say when the
-    kernel ends from inside ("" where it says nothing).
+    kernel ends from inside ("" where it says nothing), `interrupt` what stops a running cell.
     """
 
     name: str
     how: str
     forewarn: str = ""
     headless: bool = False
+    interrupt: str = "Interrupt (\u25a0)"
     end: Callable[[], None] | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -87,7 +88,7 @@ def adapter(
     shell = shell or _running_shell(modules)
     kernel = getattr(shell, "kernel", None)
     if kernel is None:
-        return Adapter("terminal", "exit and start ipython again")
+        return Adapter("terminal", "exit and start ipython again", interrupt="Ctrl-C")
     started_by = _programs(_parent_command() if parent is None else parent)
     if _headless(shell, environ, modules, started_by):
         name = "Kaggle batch run" if _kaggle(environ) else "headless run"

@@ -148,6 +148,21 @@ KINDS = {
         at=75,
         iteration=15,
     ),
+    "persistent workers in two loops": Kind(
+        """
+        seed()
+        loader = DataLoader(
+            Rows(draw=augment), 4, shuffle=True, num_workers=2, persistent_workers=True
+        )
+        for batch in loader:
+            step(batch)
+        for batch in loader:
+            step(batch)
+        torch.ones(1).cuda().item()
+        """,
+        at=50,
+        iteration=20,
+    ),
     "augmented, third epoch": Kind(
         """
         seed()
@@ -221,6 +236,15 @@ KINDS = {
         for epoch in range(2):
             for batch in bar(DataLoader(Rows(draw=augment), 4, shuffle=True)):
                 step(batch)
+        torch.ones(1).cuda().item()
+        """
+    ),
+    "a progress bar that tells the epoch": Kind(
+        """
+        seed()
+        for epoch in range(2):
+            for rows, x in tqdm(DataLoader(Rows(), 4, shuffle=True), desc=f"epoch {epoch}"):
+                step((rows, x))
         torch.ones(1).cuda().item()
         """
     ),
@@ -460,6 +484,44 @@ def test_a_model_that_does_not_fit_is_not_computed(kernel: Kernel) -> None:
     assert report["confidence"] == "not_found"
     words = "no replay with real floats: it would need about 14.4 GB of memory, and may use 0.9 GB"
     assert words in report["next_steps"]
+
+
+STORED = (
+    "import sqlite3\nbase = sqlite3.connect(':memory:')\nbase.execute('create table t (i, x)')",
+    "base.executemany('insert into t values (?, ?)', [(i, i) for i in range(120)])",
+    "base.execute('update t set x = x + 1')",
+    "print(torch.rand(3)); unrelated = list(range(10))",
+    """
+class Stored(Rows):
+    def __getitem__(self, i):
+        asked = base.execute("select x, ? from t where i = ?", (self.draw(), i))
+        return i, torch.tensor(asked.fetchone())
+""",
+)
+
+
+def test_cells_that_run_again_lead_to_the_same_batch(kernel: Kernel) -> None:
+    cell = "for batch in DataLoader(Stored(draw=augment), 4, shuffle=True):\n    step(batch)\n"
+    cell += "torch.ones(1).cuda().item()"
+    kernel.run("again(replay=False)", store_history=False)
+    for code in (SETUP, *STORED, "seed(4)", cell):
+        assert kernel.run(code).error is None
+    rows, ids = kernel.value("(given.rows[26], given.ids[26])")
+    kernel.run(f"seed(4)\nBAD = {rows}")
+    kernel.run("ran = [*_flow.recorder.executions]; again(replay=True)", store_history=False)
+    kernel.run(
+        "for execution in ran: execution.succeeded = True\n_flow.recorder.executions.extend(ran)",
+        store_history=False,
+    )
+
+    report = kernel.run(cell).report
+    assert engines(report) == [("ghost", "other_error"), ("history", "fault")]
+    finding = report["finding"]
+    assert finding["bad_values"] == sorted({v + 5000 for row in ids for v in row})
+    assert finding["step"]["iteration"] == 26
+    assert finding["step"]["dataset_indices"] == rows
+    again = "earlier cells were run again to rebuild what the cell needs"
+    assert again in report["replays"][-1]["differences"]
 
 
 GROUPS = {  # files of a control group, and the limit that each sets, in gigabytes

@@ -86,6 +86,7 @@ def test_crash_report_status_and_a_later_cell(tmp_path):
     assert "Embedding.forward" not in said.partition(CARD.format(at))[0], "Minimal stays minimal"
     for fact in (
         "exit and start",
+        "Ctrl-C stops this replay.",
         "Index 7 does not exist: `emb` has rows 0..3.",
         f"WHERE   In [{at}], line 1",
         "valid 0 <= index < 4     found 7     1 of 2 bad, first at [1]",

@@ -149,7 +149,7 @@ def _models(
 def _imported(value: Any) -> bool:
     """A module, or a function or class of one."""
     if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
-        return value.__module__ != "__main__"
+        return getattr(value, "__module__", None) != "__main__"
     return isinstance(value, types.ModuleType)
 
 

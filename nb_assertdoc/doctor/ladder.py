@@ -110,7 +110,7 @@ def _next(
         evidence.error is not None and evidence.error.type == "NameError"
     )
     if evidence.outcome == "clean" and not (needs_floats or lacks_state):
-        innocent = case.others_follow and not evidence.decisions
+        innocent = case.others_follow and not (evidence.decisions or evidence.shortened)
         if case.crash is None or innocent:
             return None
     candidates: list[Rung] = []

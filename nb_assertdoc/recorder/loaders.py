@@ -26,6 +26,7 @@ Part = Literal["leads", "follows", "around", "before"]
 KEPT_LISTS = 1024
 KEPT_INDICES = 1_000_000
 KEPT_LOOPS = 16  # of one execution
+KEPT_OF_ENDED = 16  # lists of a loop that has ended, where all loops keep too many indices
 
 
 class Loop:
@@ -46,6 +47,7 @@ class Loop:
         self.workers = 0
         self.base_seed: int | None = None
         self.before: list[list[Any]] | None = []  # the workers' earlier epochs; None: too many
+        self.made = 0  # indices in them
         self.began = began  # these are places in the order of all loops' requests
         self.requests: deque[int] = deque(maxlen=3)
         self.first_request = 0
@@ -70,10 +72,15 @@ class Loop:
 
     def follows(self, earlier: Loop) -> None:
         """The same worker processes go on after an earlier epoch."""
-        known = earlier.before if not earlier.first else None
-        epochs = [*(known or ()), list(earlier.lists)]
-        fits = known is not None and sum(_size(i) for e in epochs for i in e) <= KEPT_INDICES
-        self.before = epochs if fits else None
+        self.made = earlier.made + earlier.indices
+        earlier.iterator = None  # it counts this loop's batches now
+        whole = earlier.before is not None and not earlier.first and self.made <= KEPT_INDICES
+        self.before = [*(earlier.before or ()), list(earlier.lists)] if whole else None
+
+    def shrink(self) -> None:
+        """Keep the last lists only: the loop has ended, and others need the room."""
+        while len(self.lists) > KEPT_OF_ENDED and not self.open:
+            self.indices -= _size(self.lists.popleft())
 
     def yielded(self) -> list[Any]:
         """The lists of the batches that the user's loop has received (workers run ahead)."""
@@ -230,6 +237,9 @@ class LoaderWatch:
             loop.round = earlier.round + earlier.used
         elif len(self.loops) >= KEPT_LOOPS:
             self.loops.pop(next(iter(self.loops)))
+        if sum(known.indices + known.made for known in self.loops.values()) > KEPT_INDICES:
+            for known in self.loops.values():
+                known.shrink()
         self.loops[key] = loop
         return loop
 

@@ -20,6 +20,7 @@ class Card:
     will_replay: bool = True
     stops_queue: bool = True  # False: the cell itself goes on to be `ok`
     simulated: bool = False  # the GPU is nb_assertdoc's own
+    interrupt: str = "Interrupt (\u25a0)"  # the platform's button or key
 
 
 def card_lines(card: Card) -> list[str]:
@@ -55,7 +56,7 @@ def card_lines(card: Card) -> list[str]:
     progress = f": {short(card.progress)}" if card.progress else " on the CPU"
     said.append(f"Finding the line now{progress} ...")
     queue = " Queued cells will not run." if card.stops_queue else ""
-    said.append(f"Interrupt (\u25a0) stops this replay.{queue}")
+    said.append(f"{short(card.interrupt)} stops this replay.{queue}")
     return said
 
 

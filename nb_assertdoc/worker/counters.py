@@ -16,6 +16,7 @@ from typing import Any
 from ..frames import Cells, at_top, here
 
 _plain = enumerate
+_BARS = ("tqdm", "trange", "track", "progress_bar")
 
 
 def install(cells: Cells, passed: Callable[[], int]) -> None:
@@ -134,6 +135,8 @@ def _read(node: ast.AST) -> set[str]:
 
 def _names(node: ast.AST) -> Iterator[str]:
     """Names, and dotted ones such as `self.step`, in a piece of code."""
+    if isinstance(node, ast.Call) and ast.unparse(node.func).rsplit(".", 1)[-1] in _BARS:
+        node = ast.List(node.args[:1])  # what else it is given is only shown
     if isinstance(node, ast.Name | ast.Attribute):
         yield ast.unparse(node)
     if not isinstance(node, ast.Name):
