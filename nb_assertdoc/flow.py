@@ -43,6 +43,7 @@ class Flow:
         self.found: Report | None = None  # the report about it; `report` may be about another cell
         self.shown: list[Shown] = []  # by the cell that runs
         self.room = ""  # of the notebook's last kernel, where that left something
+        self._met = 0  # number of the execution that met the error: `first` or a later one
         self._kept = False  # the variables of the crash
         self._fix_awaited = False  # in the kernel after it
 
@@ -73,7 +74,7 @@ class Flow:
         self.shown.append(shown)
         session.begin(session.key(self.shell))
         crash = self._crash(sighting, current, tb)
-        self.first, self.crash = current, crash
+        self.first, self.crash, self._met = current, crash, current.number
         if settings().replay:
             found = self._diagnose(current, crash, shown.progress)
             self.report = self.found = found
@@ -303,7 +304,7 @@ class Flow:
         room, first = self.last_room(), self.first
         kept = session.load(room) if self.found is None else None
         report = self.found if self.found is not None else kept[0] if kept else None
-        since = first.number if first is not None else 0
+        since = max(self._met, first.number) if first is not None else 0
         later = [e for e in self.recorder.executions if e.number > since and not _ours(e.source)]
         return doctor.verify(
             room,

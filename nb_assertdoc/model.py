@@ -319,9 +319,7 @@ class Evidence(Record, frozen=True, kw_only=True):
     checks: Checks = Checks()
     differences: tuple[str, ...] = ()
     decisions: tuple[str, ...] = ()  # places where a made-up value decided a branch of user code
-    ghost_operators: tuple[
-        str, ...
-    ] = ()  # checked operators whose argument was a ghost: not checked
+    ghost_operators: tuple[str, ...] = ()  # not checked: their argument was a ghost
     missing: tuple[str, ...] = ()  # lost values that the cell touched: they need `history`
     shortened: bool = False  # batches of the cell's loops were left out
     # Of the loader plan's loop: "recorded" batches up to those that must run, "left" before them,
@@ -349,10 +347,7 @@ class Source(Record, frozen=True, kw_only=True):
 
 
 class LoaderPlan(Record, frozen=True, kw_only=True):
-    """A loop over a DataLoader, and which of its batches are to be replayed.
-
-    The index lists themselves lie in `loader.pickle`: a sampler may hand out any object.
-    """
+    """A loop over a DataLoader. Its index lists, of whatever type, lie in `loader.pickle`."""
 
     key: str  # of the call site of `__iter__`
     first: int  # ordinal of the first recorded list within its epoch

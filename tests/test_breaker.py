@@ -14,8 +14,8 @@ from replays import Snippet, run_each
 from nb_assertdoc.detector import recognise
 from nb_assertdoc.mutations import State
 from nb_assertdoc.recorder.bindings import Bindings
-from nb_assertdoc.worker.sources import set_generator
 from nb_assertdoc.worker.rewind import rewind
+from nb_assertdoc.worker.sources import set_generator
 
 # What a cell goes on from, a call that takes the next value, and the value that comes next.
 TAKES = {

@@ -28,7 +28,7 @@ from .case import (
     stale,
     swallowed,
 )
-from .keeping import keep_replay, keep_variables
+from .keeping import keep_replay, keep_variables, still_good
 from .ladder import ENGINES, Progress, climb
 from .restoring import describe, restore
 from .steps import with_stored
@@ -108,6 +108,8 @@ def diagnose(
         log.exception("nb_assertdoc: the replay failed")
         notes.append(f"the replay failed: {type(error).__name__}: {error}")
     try:
+        if case.keep_as is None and case.namespace is not None:  # else what was kept is said
+            kept = still_good(kept, case.namespace, case.integers)
         _last = assemble(case, tries, kept, tuple(lost), tuple(notes))
         if folder is not None and case.keep_as is not None:
             keep_replay(case, folder, _last, case.keep_as)

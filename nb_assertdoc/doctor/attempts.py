@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import math
+import os
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import msgspec
 
@@ -17,6 +22,7 @@ from .case import check_code
 
 _ALIKE = 0.5  # share of equal lines that makes one cell an edit of another
 _ALIKE_SHORT = 0.7  # of equal characters, in cells of one or two lines
+_NAMED = 3  # files that are named at most
 _replaced = msgspec.structs.replace
 
 
@@ -38,6 +44,7 @@ class Kept:
     order: Order
     earlier: tuple[Source, ...]
     iteration: int | None
+    time: float = math.inf  # when it was kept, in seconds since the epoch
 
 
 def choose(
@@ -74,6 +81,8 @@ def choose(
         words.append(f"{name_of(failing)} after {', '.join(map(name_of, others))}")
     if words:
         return Attempt(cell, " and ".join(words), edits, tuple(added))
+    if files := _edited_files(kept.time):
+        return Attempt(failing, f"{name_of(failing)} with {', '.join(files)} as it is now")
     for fix in report.fixes if report is not None else ():
         found = of_fix(kept, fix)
         if found is not None:
@@ -82,6 +91,18 @@ def choose(
         "there is nothing to verify yet: no fix of the report is an edit that can be made by "
         "itself. Change a cell and run it, or put the edited cell below `%%assertdoc verify`"
     )
+
+
+def _edited_files(since: float) -> list[str]:
+    """The names of imported files that were written after a time: a fix in a module."""
+    found = []
+    for module in list(sys.modules.values()):
+        if isinstance(module, ModuleType):  # a lazy module must stay one
+            path = ModuleType.__getattribute__(module, "__dict__").get("__file__")
+            with contextlib.suppress(OSError, TypeError, ValueError):
+                if os.stat(path).st_mtime > since:
+                    found.append(os.path.basename(path))
+    return found[:_NAMED]
 
 
 def _of_source(kept: Kept, source: str) -> Attempt:

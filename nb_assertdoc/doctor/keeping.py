@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import history, salvage, session
-from ..model import Lost, Record, Report, Source, to_json
+from ..model import Kept, Lost, Record, Report, Source, to_json
 from ..session.stored import Model, Stored
 from ..settings import settings
 from .case import Case
@@ -21,6 +21,7 @@ from .case import Case
 log = logging.getLogger("nb_assertdoc")
 REPLAY = "replay"  # in a room: order.json, capsule/, rng.pickle, loader.pickle, kept.json
 _NEEDED = ("order.json", "capsule", "rng.pickle", "loader.pickle")
+_LOOK_SECONDS = 0.5
 _CONFIGURATIONS = ("config", "hparams", "_hparams")  # attributes of a model
 
 
@@ -123,6 +124,15 @@ def keep_variables(
     if part is not None:
         shutil.rmtree(part, ignore_errors=True)
     return None
+
+
+def still_good(
+    kept: Sequence[Kept], namespace: Mapping[str, Any], integers: Mapping[int, Any]
+) -> tuple[Kept, ...]:
+    """Those that are the user's own and hang on no tensor of the dead GPU."""
+    names = [k.name for k in kept if k.name in namespace and not _imported(namespace[k.name])]
+    lost = salvage.on_gpu(namespace, names, integers, _LOOK_SECONDS)
+    return tuple(k for k in kept if k.name in names and k.name not in lost)
 
 
 def _models(

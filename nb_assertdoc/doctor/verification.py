@@ -82,12 +82,13 @@ def _kept(name: str) -> Kept:
     try:
         about = from_json((folder / "kept.json").read_bytes(), KeptReplay)
         order = from_json((folder / "order.json").read_bytes(), Order)
+        written = (folder / "kept.json").stat().st_mtime
     except (OSError, msgspec.MsgspecError):
         raise UsageError(
             "no failing replay is stored for this notebook: it is kept when the fault of a crash "
             "was found, until `%assertdoc forget` or AssertDoc.keep_days"
         ) from None
-    return Kept(folder, order, about.earlier, about.iteration)
+    return Kept(folder, order, about.earlier, about.iteration, written)
 
 
 # ---- running it
@@ -160,12 +161,17 @@ def _order(kept: Kept, attempt: Attempt, folder: Path) -> Order:
         bound = history.bound_first(order.cell.source)
         chosen = history.with_dependents(sequence, changed, have - bound)
         touched = {n for i in chosen for n in _all_names(sequence[i])}
+        asked = _new_names(order.cell, attempt.cell) - have
         with contextlib.suppress(OSError):
             stored = set(salvage.names_in(variables))
-            if changed and (touched & stored) - have:
+            if asked & stored or (changed and (touched & stored) - have):
                 os.symlink(variables, folder / "variables")
-                rebound = have & history.names_of(order.cell.source).writes
+                writes = history.names_of(order.cell.source).writes
+                rebound = have & writes if changed else set(have)
                 have |= stored
+        for name in asked - have:
+            makers = [i for i, s in enumerate(past) if name in history.names_of(s.source).writes]
+            chosen |= set(makers[-1:])
         chosen = history.with_makers(sequence, chosen, have, len(past))
     run_again = tuple(sequence[i] for i in sorted(chosen))
     renamed = [(s, past[i].source) for i, s in enumerate(kept.earlier) if i in attempt.edits]
@@ -185,6 +191,12 @@ def _order(kept: Kept, attempt: Attempt, folder: Path) -> Order:
         max_steps=None,
         seconds=settings().asked_seconds,
     )
+
+
+def _new_names(old: Source, new: Source) -> set[str]:
+    """The names that an edited cell needs, and the cell before the edit did not."""
+    reads = history.names_of(new.source).reads - history.bound_first(new.source)
+    return reads - history.names_of(old.source).reads
 
 
 def _all_names(source: Source) -> set[str]:

@@ -258,7 +258,12 @@ def _candidates(namespace: Mapping[str, Any], *, slow: bool) -> Iterator[tuple[s
 def _size(value: Any, parts: Sequence[Source]) -> int:
     if is_tensor(value):
         return int(value.numel())
-    return max(int(getattr(value, "size", 0)), sum(p.total or 0 for p in parts))
+    return max(int(getattr(value, "size", 0)), sum((p.total or 0) * _cost(p) for p in parts))
+
+
+def _cost(part: Source) -> int:
+    """How much longer one row takes than a value of an array."""
+    return 1 if not isinstance(part, Rows) else 10 if part.one == "v" else 100
 
 
 __all__ = ["Loop", "Range", "range_of", "scan_chosen", "span"]

@@ -78,7 +78,7 @@ class Columnar:
             if values is None:
                 yield len(wanted)
                 return
-            numbers = np.asarray(part)
+            numbers = np.arange(start, start + len(part)) if rows is None else np.asarray(part)
             flat = values.reshape(-1)
             width = max(1, flat.size // len(part))
             value = self._compared(flat.dtype)
@@ -90,7 +90,9 @@ class Columnar:
             yield len(part)
 
     def _compared(self, dtype: Any) -> str:
-        """torch compares small integers modulo their size."""
+        """torch compares small integers modulo their size, and pandas no categories."""
+        if str(getattr(self.column, "dtype", "")) == "category":
+            return f"{self.name}.to_numpy()"
         small = is_tensor(self.column) and dtype.kind in "iub" and dtype.itemsize < 8
         return f"{self.name}.long()" if small else self.name
 
@@ -166,11 +168,17 @@ class Rows:
                 return
             yield from self._batch(batch, numbers, dead)
             return
+        kinds = {type(item) for _, item in chunk}
+        if len(kinds) == 1 and kinds <= {int, float, bool}:  # a list of numbers, which may be long
+            access = reached(self.one, self.loop, "one", self.keep)
+            values, at = array([item for _, item in chunk], dead), np.asarray(numbers)
+            yield Block(self.name, access, values, lambda p: at[p], True)
+            return
         for row, item in chunk:
             for path, leaf in leaves(item):
                 gathered.setdefault(path, []).append((row, leaf))
         for path, found in gathered.items():
-            yield from self._field(path, found, dead)
+            yield from self._field(path, found, dead, len(found) == len(chunk))
 
     def _batch(self, batch: Any, numbers: list[int], dead: bool) -> Iterator[Event]:
         """The fields of a batch, which are not those of its rows."""
@@ -193,7 +201,10 @@ class Rows:
                 access = replace(access, length=f"{name}.shape[1]")
             yield Block(name, access, flat, _rows_of(rows, max(1, flat.size // len(rows))))
 
-    def _field(self, path: str, found: list[tuple[int, Any]], dead: bool) -> Iterator[Event]:
+    def _field(
+        self, path: str, found: list[tuple[int, Any]], dead: bool, in_all: bool
+    ) -> Iterator[Event]:
+        """One field; no code reaches it where a row lacks it (`in_all` is False)."""
         name = f"{self.name}[row]{path}" if path else self.name
         arrays: list[Array] = []
         rows: list[int] = []
@@ -210,7 +221,7 @@ class Rows:
             return
         repeated = np.repeat(np.asarray(rows), [a.size for a in arrays])
         how = form(found[0][1])
-        access = reached(f"{self.one}{path}", self.loop, how, self.keep)
+        access = reached(f"{self.one}{path}", self.loop, how, self.keep) if in_all else None
         widths = {a.size for a in arrays}
         width = widths.pop() if len(widths) == 1 else 0
         values = np.concatenate(arrays)

@@ -76,8 +76,9 @@ class Tally:
         self._low: int | float | None = None
         self._high: int | float | None = None
         self._rows: list[int] = []
-        self.distinct: set[int | float] = set()
+        self._distinct = _Distinct()
         self._nan = False
+        self._access = block.access
 
     def add(self, block: Block) -> None:
         """Take in the values of more rows."""
@@ -85,6 +86,8 @@ class Tally:
         if not values.size:
             return
         self._count += values.size
+        if block.access is None:
+            self._access = None
         if values.dtype.kind == "f":
             self._kind = "f"
         numbers = values[~np.isnan(values)] if values.dtype.kind == "f" else values
@@ -95,7 +98,7 @@ class Tally:
         bad = np.flatnonzero(outside(values, self._bound))
         if not bad.size:
             return
-        rows = np.unique(block.rows(bad))
+        rows = _once(block.rows(bad))  # ascending
         self._bad += bad.size
         self._bad_rows += rows.size
         self._rows += [int(r) for r in rows[: SHOWN_VALUES - len(self._rows)]]
@@ -103,11 +106,12 @@ class Tally:
         if found.dtype.kind == "f":
             self._nan |= bool(np.isnan(found).any())
             found = found[~np.isnan(found)]
-        self.distinct.update(_plain(v) for v in np.unique(found))
+        self._distinct.add(found)
 
     def column(self) -> Column:
         """The record of it."""
-        shown: list[Number] = [_number(v) for v in sorted(self.distinct)[:SHOWN_VALUES]]
+        distinct, least = self._distinct.found()
+        shown: list[Number] = [_number(v) for v in least]
         values = (*shown, "nan") if self._nan else tuple(shown)
         return Column(
             name=self._first.field,
@@ -117,12 +121,42 @@ class Tally:
             bad=self._bad,
             bad_rows=self._bad_rows,
             rows=tuple(self._rows),
-            distinct=len(self.distinct) + self._nan,
+            distinct=distinct + self._nan,
             values=values[:SHOWN_VALUES],
-            access=self._first.access,
+            access=self._access,
             alone=self._first.alone,
             kind=self._kind,
         )
+
+
+class _Distinct:
+    """Different values, exactly: sorted arrays, merged where two are about as long."""
+
+    def __init__(self) -> None:
+        self._sorted: dict[Any, list[Array]] = {}  # by dtype: numpy's common one may be inexact
+
+    def add(self, values: Array) -> None:
+        parts = self._sorted.setdefault(values.dtype, [])
+        parts.append(_once(np.sort(values)))  # np.unique hashes, which is slow for many
+        while len(parts) > 1 and parts[-2].size <= 2 * parts[-1].size:
+            parts.append(_merged([parts.pop(), parts.pop()]))
+
+    def found(self) -> tuple[int, list[int | float]]:
+        """How many there are, and the least of them."""
+        whole = [_merged(parts) for parts in self._sorted.values()]
+        if len(whole) == 1:
+            return whole[0].size, [_plain(v) for v in whole[0][:SHOWN_VALUES]]
+        values = {_plain(v) for each in whole for v in each}
+        return len(values), sorted(values)[:SHOWN_VALUES]
+
+
+def _merged(parts: Sequence[Array]) -> Array:
+    return _once(np.sort(np.concatenate(parts), kind="stable"))  # it merges what is sorted
+
+
+def _once(ordered: Array) -> Array:
+    """A sorted array without repetitions."""
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: ordered.size]]
 
 
 def outside(values: Array, bound: Bound) -> Array:

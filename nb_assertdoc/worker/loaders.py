@@ -8,6 +8,7 @@ loop variables and library code just run.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
 import pickle
 import time
@@ -205,10 +206,9 @@ class Loaders:
 
     def _unplanned(self, loader: Any, iterator: Any, limit: int | None) -> Iterator[Given]:
         """A loop of which nothing was recorded, or not this round."""
-        try:
+        total: int | None = None
+        with contextlib.suppress(TypeError):
             total = self._length(loader)
-        except TypeError:
-            total = None
         known = limit is None or type(loader.sampler) is SequentialSampler
         doubt = None if known else "its batches are not those that the user's loop had"
         asked, led = note_indices(iterator), self._step()
@@ -310,16 +310,14 @@ class Loaders:
             self._distance = last - i
             if i > last - max(1, plan.must_run):
                 self.replayed = "recorded"
-            done = window.given - before
-            self._learning = done < _TEACHERS
+            self._learning = window.given - before < _TEACHERS
             began, drawn = time.monotonic(), marks(()) if self._learning else None
             operators -= self._operators()
             yield given
             operators += self._operators()
             self.body_draws |= drawn is not None and drawn != marks(())
             given = None
-            i += 1
-            done += 1
+            i, done = i + 1, window.given - before
             if done <= _TEACHERS:
                 cost = time.monotonic() - began, operators // done
                 start, given = self._ahead(batches, i, *cost, done == _TEACHERS)
@@ -368,7 +366,7 @@ class Loaders:
                 break
             try:
                 given = batches.make(j)
-            except StopIteration:
+            except StopIteration:  # of a stream
                 break
             if self._holds_bad(given.batch):
                 return j, given
@@ -400,6 +398,3 @@ def _reads_ahead(frame: FrameType | None) -> int:
     """How many batches who asks holds back: accelerate's loaders fetch the next one first."""
     asking = [str(f.f_globals.get("__name__")) for f in stack(frame)[:4]]
     return int(any(name.startswith("accelerate.") for name in asking))
-
-
-__all__ = ["Given", "Loaders", "Window"]

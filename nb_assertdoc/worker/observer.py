@@ -31,8 +31,9 @@ from .batches import Path, bad_rows, field, path_to
 from .checks import Checker, Seen, seen_key
 from .examples import examples
 from .hooks import is_ghost, mapped
-from .loaders import Given, Loaders
+from .loaders import Loaders
 from .loops import LoopCounter
+from .sources import Given
 
 SCAN_SECONDS = 0.5
 SCAN_ROWS = 100_000
