@@ -222,6 +222,46 @@ def test_a_link_to_the_users_own_file_stays_a_link(tmp_path):
     assert own.read_text() == "{}\n"
 
 
+RIVALS = {
+    "ipython_config.py": "c.InteractiveShellApp.extra_extensions.append('own_extension')\n",
+    "ipython_kernel_config.py": "c = get_config()\nc.IPKernelApp.extra_extensions = ['autoreload']",
+    "ipython_config.json": '{"InteractiveShellApp": {"extra_extensions": ["own_extension"]}}',
+}
+HARMLESS = {
+    "ipython_config.py": "# c.InteractiveShellApp.extra_extensions = []\n",
+    "ipython_kernel_config.py": "c.InteractiveShellApp.extensions = ['autoreload']\n",
+    "ipython_config.json": '{"InteractiveShellApp": {"extra_extensions": ["nb_assertdoc"]}}',
+}
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_a_list_that_would_be_lost_is_named(name, ipython, tmp_path):
+    folder = ipython / "profile_default"
+    folder.mkdir(parents=True)
+    (folder / name).write_text(RIVALS[name])
+    before = tree(tmp_path)
+    with pytest.raises(UsageError, match=rf"{name} sets .* add 'nb_assertdoc' to that list"):
+        autoload.enable(folder / autoload.FILE)
+    assert tree(tmp_path) == before
+    if name.endswith("json"):  # what kernels of the whole environment read, the user's list hides
+        with pytest.raises(UsageError, match=name):
+            autoload.enable(tmp_path / "etc" / autoload.FILE)
+    (folder / name).write_text(HARMLESS[name])
+    assert autoload.enable(folder / autoload.FILE)
+
+
+def test_without_a_home_folder(monkeypatch, capsys):
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("IPYTHONDIR", raising=False)
+    assert main(["enable", "--user"]) == 2
+    assert "set HOME or IPYTHONDIR" in capsys.readouterr().err
+    assert [place.option for place in autoload.places()] == ["--sys-prefix", "--system"]
+
+
 BROKEN = {
     "{oops": "is not valid JSON (Expecting property name",
     '{"a": 1} // why': "is not valid JSON (Extra data",

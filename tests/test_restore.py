@@ -228,6 +228,63 @@ def test_a_part_that_is_lost_is_named_and_says_so_when_it_is_used(home: Path) ->
         next(here["held"]["lines"])
 
 
+@pytest.mark.parametrize("name", ["buffers.bin", "variables.pickle", "capsule.json"])
+@pytest.mark.parametrize("rest", [None, 0, 60])
+def test_what_is_damaged_is_told_and_never_made_up(home: Path, name: str, rest: int | None) -> None:
+    given = {"values": torch.arange(1000), "array": np.arange(1000.0), "n": [1]}
+    keep(given)
+    file = session.folder() / "kernel-1" / "variables" / name
+    left = b"" if rest is None else file.read_bytes()[:rest]
+    file.unlink() if rest is None else file.write_bytes(left)
+    here: dict[str, Any] = {}
+    if name == "variables.pickle" and rest is not None:  # what lies before the cut is good
+        assert "not loaded    " in doctor.restore("kernel-1", here)
+    else:
+        with pytest.raises(UsageError, match="what was stored is damaged"):
+            doctor.restore("kernel-1", here)
+    assert here == {}
+
+
+def test_another_python_is_told(home: Path) -> None:
+    """Its functions are bytecode, which would end this process when they are called."""
+    keep({"f": lambda: 1})
+    file = session.folder() / "kernel-1" / "variables" / "stored.json"
+    file.write_text(file.read_text().replace(stored.PYTHON, "cpython-399"))
+    with pytest.raises(UsageError, match=f"stored by cpython-399, .* {stored.PYTHON}"):
+        doctor.restore("kernel-1", {})
+
+
+class Odd:
+    """Raises when it is looked at."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        raise RuntimeError("not now")
+
+    def __reduce__(self) -> Any:
+        raise RuntimeError("not now")
+
+
+def test_one_odd_variable_does_not_cost_the_others(home: Path) -> None:
+    left = keep({"odd": Odd(), "n": 1})
+    assert left is not None
+    assert ([k.name for k in left.kept], [x.name for x in left.lost]) == (["n"], ["odd"])
+
+
+def test_what_only_serves_a_replay_is_not_given_back(home: Path) -> None:
+    """A log that is written nowhere, a random generator that starts anew."""
+    loader = torch.utils.data.DataLoader([1, 2, 3])
+    with (home / "log.txt").open("w") as log:
+        keep({"log": log, "loader": loader, "batches": iter(loader), "held": {"log": log}})
+    here: dict[str, Any] = {}
+    said = doctor.restore("kernel-1", here)
+    assert set(here) == {"loader", "held"}
+    assert "not loaded    log: it was open for writing" in said
+    assert "not loaded    batches: where it stood is lost" in said
+    with pytest.raises(Exception, match="it was open for writing"):
+        here["held"]["log"].write("lost")
+
+
 def test_a_new_crash_does_not_harm_what_was_given_back(home: Path) -> None:
     keep({"values": torch.arange(100_000)})
     here: dict[str, Any] = {}

@@ -210,6 +210,42 @@ def test_integers_of_any_size():
     assert (column.values, column.rows) == ((1,), (0,))
 
 
+@pytest.mark.parametrize("kind", ["i8", "f8", "list"])
+def test_many_different_values_are_counted_exactly(kind):
+    """A set of them, or a sort of every block's rows, takes a minute."""
+    size = 3_000_000 if kind != "list" else 50_000
+    values = np.random.default_rng(0).permutation(size)
+    values[1::2] = values[::2]  # each twice
+    data = values.tolist() if kind == "list" else values.astype(kind)
+    (column,) = scanned(data, Bound(low=0, high=3)).columns
+    expected = sorted(set(values.tolist()) - {0, 1, 2})
+    assert (column.distinct, column.values) == (len(expected), tuple(expected[:256]))
+    bad = np.flatnonzero(values >= 3)
+    assert (column.bad, column.bad_rows) == (bad.size, bad.size)
+    assert column.rows == tuple(bad[:256].tolist())
+    assert column.count == size
+
+
+def test_categories_are_compared_as_numbers():
+    data = pd.DataFrame({"grade": pd.Categorical([1, 2, 9])})
+    found = scanned(data, Bound(low=0, high=3))
+    assert found.columns[0].values == (9,)
+    with pytest.raises(AssertionError, match="grade"):
+        exec(found.code[0], {"data": data})
+    names = {"data": data}
+    exec(found.code[-1], names)
+    assert names["data"].grade.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "data", [[1, None, 5], [1, "a", 5], [[1], [2, [5]]], [{"a": 1}, {"a": 5}, {"b": "x"}]]
+)
+def test_no_code_is_offered_where_a_row_lacks_the_field(data):
+    found = scanned(data, Bound(low=0, high=3))
+    assert [c.values for c in found.bad] in ([(5,)], [])
+    assert found.code == ()
+
+
 def test_an_item_that_raises_is_counted_and_the_scan_goes_on():
     def make(row: int) -> int:
         if row in (2, 17):

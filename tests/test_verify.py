@@ -117,6 +117,15 @@ def test_a_fault_of_the_edit_is_no_success(kernel: Kernel) -> None:
     assert early["headline"].startswith("Not verified: the loop ended before the failing batch")
 
 
+def test_an_edit_may_need_what_the_cell_did_not(kernel: Kernel) -> None:
+    """The kept replay holds what the failing cell needs; the rest comes from the variables."""
+    edited = LOOP.replace("in loader", "in DataLoader(Rows(frame.assign(label=frame.label - 1)), 4)")
+    passes(kernel.run(f"%%assertdoc verify\n{edited}"), "the edited In [5]")
+    same = LOOP.replace("in loader", "in DataLoader(Rows(frame), 4)")
+    report = kernel.run(f"%%assertdoc verify\n{same}").report
+    assert report["headline"].startswith("The fault is still there: ")
+
+
 def test_cells_that_were_run_since_and_the_newest_form_of_the_failing_one(kernel: Kernel) -> None:
     assert kernel.value("int(frame.label.max())") == 3  # nothing of the above has reached it
     fix = kernel.run("frame['label'] -= 1")
@@ -148,6 +157,47 @@ def test_after_the_restart_and_when_nothing_is_stored(kernel: Kernel) -> None:
 
     kernel.run("%assertdoc forget")
     assert "no failing replay is stored" in kernel.run("%assertdoc verify").stdout
+
+
+def test_cells_between_the_fault_and_its_error_are_no_fix_and_a_module_may_be() -> None:
+    """The error of In [3] came in In [4], which looks like an edited form of it."""
+    with Kernel(extension=True, simulated_gpu=True, setup=FRONT_END) as kernel:
+        module = kernel.cwd / "helper.py"
+        module.write_text("def known(ids):\n    return ids\n")
+        kernel.run("import helper, torch\ntable = torch.nn.Embedding(4, 2).cuda()")
+        kernel.run("limit = 4")
+        kernel.run("ids = torch.tensor([1, 4]).cuda()\nout = table(helper.known(ids))")
+        crash = kernel.run("ids = torch.tensor([1, 2]).cuda()\nout = table(helper.known(ids))")
+        finding = crash.report["finding"]
+        assert finding["bad_values"] == [4]
+        assert finding["location"]["execution_count"] == 3
+
+        outcome = kernel.run("%assertdoc verify")
+        assert "the edited" not in outcome.text
+        assert not outcome.reports or "suggested fix" in outcome.report["headline"]
+
+        module.write_text("def known(ids):\n    return ids.clamp(max=3)\n")
+        report = kernel.run("%assertdoc verify").report
+        assert report["confidence"] == "clean", report["headline"]
+        assert report["headline"].endswith("Verified: In [3] with helper.py as it is now.")
+        module.write_text("def known(ids):\n    return ids + 1\n")
+        report = kernel.run("%assertdoc verify").report
+        assert report["headline"].startswith("The next fault: Index 5 does not exist")
+
+        store = session_of(kernel) / "replay"
+        about = store / "kept.json"
+        about.write_text(about.read_text().replace("cpython-", "cpython-9"))
+        assert "stored by cpython-9" in kernel.run("%assertdoc verify").stdout
+        about.write_text(about.read_text().replace("cpython-9", "cpython-"))
+        (store / "capsule" / "buffers.bin").unlink()
+        outcome = kernel.run("%assertdoc verify")
+        assert outcome.error is None
+        assert "clean" not in [report["confidence"] for report in outcome.reports]
+
+
+def session_of(kernel: Kernel) -> Path:
+    room = "__import__('nb_assertdoc').session"
+    return Path(kernel.value(f"str({room}.folder() / {room}.key(get_ipython()))"))
 
 
 def test_a_fault_that_cannot_be_described_is_no_pass(tmp_path: Path) -> None:

@@ -70,18 +70,27 @@ def place(option: str, profile: str | None = None) -> Place:
 
 def places() -> list[Place]:
     """Every file from which a kernel of this Python may be told to load the extension."""
-    found = [place(option) for option in ("--sys-prefix", "--user", "--system")]
+    found = []
+    for option in ("--sys-prefix", "--user", "--system"):
+        with contextlib.suppress(UsageError):  # there is no home folder
+            found.append(place(option))
     found += [place("--profile", name) for name in sorted(_profiles() - {"default"})]
     return [place for n, place in enumerate(found) if place.path not in {p.path for p in found[:n]}]
 
 
 def _ipython() -> Path:
-    """The user's folder; IPython's own function would make it."""
-    return Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser().absolute()
+    """The user's folder; IPython's own function would make it. Raises `UsageError`: no home."""
+    try:
+        return Path(os.environ.get("IPYTHONDIR") or "~/.ipython").expanduser().absolute()
+    except RuntimeError as error:
+        raise UsageError("there is no home folder: set HOME or IPYTHONDIR") from error
 
 
 def _profiles() -> set[str]:
-    return {path.name[len("profile_") :] for path in _ipython().glob("profile_*") if path.is_dir()}
+    with contextlib.suppress(UsageError):
+        folders = [path for path in _ipython().glob("profile_*") if path.is_dir()]
+        return {path.name[len("profile_") :] for path in folders}
+    return set()
 
 
 # ---- what is there
@@ -147,6 +156,11 @@ def enable(path: Path) -> bool:
     wanted = _merged(entries, fragment(), path)
     if wanted == entries:
         return False
+    if (other := _rival(path)) is not None:
+        raise UsageError(
+            f"{other} sets InteractiveShellApp.extra_extensions: of several such lists kernels read "
+            "one alone, so that extensions would be lost; add 'nb_assertdoc' to that list instead"
+        )
     text = _dumped(wanted, like=before)
     old = _record(path)
     try:
@@ -197,6 +211,30 @@ def disable(path: Path) -> bool:
         with contextlib.suppress(OSError):  # somebody else's files are in it
             os.rmdir(folder)
     return rest != text
+
+
+def _rival(path: Path) -> Path | None:
+    """Another file that kernels read beside this one, with extensions in the same list."""
+    ours = path.parent.name.startswith("profile_")
+    options = ("--sys-prefix", "--system") if ours else ("--sys-prefix", "--user", "--system")
+    folders = [path.parent, *(p.path.parent for p in places() if p.option in options)]
+    for folder in dict.fromkeys(folders):
+        for stem in ("ipython_config", "ipython_kernel_config"):
+            for file in (folder / f"{stem}.json", folder / f"{stem}.py"):
+                if os.path.realpath(file) != str(path) and _has_extensions(file):
+                    return file
+    return None
+
+
+def _has_extensions(file: Path) -> bool:
+    """The file fills `extra_extensions` with others than ours."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):
+        text = file.read_bytes().decode()
+        if file.suffix == ".py":
+            return re.search(r"^[^#\n]*\bextra_extensions\b", text, re.MULTILINE) is not None
+        listed = json.loads(text)["InteractiveShellApp"]["extra_extensions"]
+        return any(name != "nb_assertdoc" for name in listed)
+    return False
 
 
 def _record(path: Path) -> Record | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import history, salvage, session
 from ..model import Kept, Lost, Record, Report, Source, to_json
-from ..session.stored import Model, Stored
+from ..session.stored import PYTHON, Model, Stored
 from ..settings import settings
 from .case import Case
 
@@ -30,6 +30,7 @@ class KeptReplay(Record, frozen=True, kw_only=True):
 
     earlier: tuple[Source, ...]  # executions before the failing one that can run again
     iteration: int | None = None  # of the failing batch
+    python: str = PYTHON
 
 
 class AwaitedFix(Record, frozen=True, kw_only=True):
@@ -158,9 +159,10 @@ def _models(
 
 def _imported(value: Any) -> bool:
     """A module, or a function or class of one."""
-    if isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+    kind = type(value)  # a user's object may raise when it is asked for its class
+    if issubclass(kind, (type, types.FunctionType, types.BuiltinFunctionType)):
         return getattr(value, "__module__", None) != "__main__"
-    return isinstance(value, types.ModuleType)
+    return issubclass(kind, types.ModuleType)
 
 
 def _losses(

@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from .. import salvage, session
 from ..errors import UsageError
-from ..session.stored import Stored, amount, plural, read
+from ..model import Lost
+from ..session.stored import PYTHON, Stored, amount, plural, read
 
+def _never(what: str, why: str) -> Callable[..., Any]:
+    return lambda *args: salvage.Missing(what, why)
+
+
+_INSTEAD = {  # what serves a replay, and would deceive in a notebook
+    "sink": _never("an open file", "it was open for writing"),
+    "Silent": _never("an experiment logger", "it was connected"),
+    "Again": _never("an iterator over a loader", "where it stood is lost"),
+    "cuda_generator": _never("a generator", "its state was on the GPU"),
+}
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -29,13 +42,20 @@ def restore(
             "nothing is stored for this notebook: variables are kept after a crash, until "
             "`%assertdoc forget` or AssertDoc.keep_days"
         )
+    if stored.python != PYTHON:  # bytecode of another version can end the process
+        raise UsageError(f"stored by {stored.python}, and this kernel runs {PYTHON}: choose that one")
     names = _asked(stored, wanted)
-    scope = namespace
-    values, lost = salvage.load(session.folder() / name / "variables", scope, _tensor)
+    where = session.folder() / name / "variables"
+    try:
+        values, lost = salvage.load(where, namespace, _tensor, _INSTEAD)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"what was stored is damaged: {error}") from error
     given, left, failed = [], [], []
     for each in (*stored.imports, *names):
         if each not in values or isinstance(values[each], salvage.Missing):
             failed.append(each)
+            if isinstance(values.get(each), salvage.Missing):
+                lost += (Lost(name=each, what=each, why=values[each].why),)
         elif each in namespace and not _same(namespace[each], values[each]) and not overwrite:
             if each not in stored.imports:
                 left.append(each)

@@ -16,6 +16,7 @@ import msgspec
 from .. import frames, history, replay, salvage, session
 from ..errors import UsageError, WorkerError
 from ..model import Evidence, Finding, LoaderPlan, Order, Report, Source, from_json, to_json
+from ..session.stored import PYTHON
 from ..settings import settings
 from .assembly import assemble
 from .attempts import Attempt, Kept, above, alike, choose, name_of, of_fix, without_ours
@@ -88,6 +89,8 @@ def _kept(name: str) -> Kept:
             "no failing replay is stored for this notebook: it is kept when the fault of a crash "
             "was found, until `%assertdoc forget` or AssertDoc.keep_days"
         ) from None
+    if about.python != PYTHON:
+        raise UsageError(f"stored by {about.python}, and this kernel runs {PYTHON}: choose that one")
     return Kept(folder, order, about.earlier, about.iteration, written)
 
 
@@ -127,6 +130,8 @@ def _run(
         tries.append(replay.interrupted(folder, kept.order.engine))
     except WorkerError as error:
         notes.append(str(error))
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(f"the stored replay cannot be used: {error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return tries, notes

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import mmap
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, ClassVar
 
 import msgspec
@@ -32,14 +33,18 @@ def read(folder: Path, namespace: dict[str, Any], make: Make = p.zeros) -> tuple
 
 
 def load(
-    folder: Path, scope: dict[str, Any], make: Make = p.zeros
+    folder: Path,
+    scope: dict[str, Any],
+    make: Make = p.zeros,
+    instead: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> tuple[dict[str, Any], tuple[model.Lost, ...]]:
     """A capsule's variables, and what it lacks or failed to load; as `read`, but nothing is set.
 
-    `scope` becomes the globals of the variables' functions.
+    `scope` becomes the globals of the variables' functions. `instead`: functions for some of those
+    in `placeholders`, by name. Raises `OSError` or `msgspec.MsgspecError` for a damaged capsule.
     """
     index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
-    names = {"NAMESPACE": scope, "STAND_IN": lambda *fields: make(p.StandIn(*fields))}
+    names = {"NAMESPACE": scope, "STAND_IN": lambda *fields: make(p.StandIn(*fields)), **instead}
     lost = list(index.lost)
     values: dict[str, Any] = {}
     with open(folder / STREAM, "rb") as stream:
@@ -77,7 +82,10 @@ def _load_what_loads(careful: _Careful, index: Index, values: dict[str, Any]) ->
 def _buffers(folder: Path, index: Index) -> list[memoryview]:
     """The buffers, mapped privately: writable, and the file stays as it is."""
     with open(folder / BUFFERS, "rb") as file:
-        if not file.seek(0, io.SEEK_END):
+        size = file.seek(0, io.SEEK_END)
+        if any(end > size for _, end in index.spans):  # torch would fill in what lies behind
+            raise OSError(f"{file.name} is cut short")
+        if not size:
             return [memoryview(bytearray()) for _ in index.spans]
         mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
     return [mapped[start:end] for start, end in index.spans]

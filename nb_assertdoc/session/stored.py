@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 
 import msgspec
 
 from ..model import Kept, Lost, Record, from_json
 from . import VARIABLES, folder
+
+
+PYTHON = sys.implementation.cache_tag or ""  # "cpython-311"
 
 
 class Model(Record, frozen=True, kw_only=True):
@@ -32,6 +36,7 @@ class Stored(Record, frozen=True, kw_only=True):
     imports: tuple[str, ...] = ()  # names of modules
     on_gpu: tuple[str, ...] = ()  # of `kept`: their values come from copies, and are on the CPU
     notebook: str | None = None
+    python: str = PYTHON  # functions are kept as its bytecode
 
     @property
     def bytes(self) -> int:
