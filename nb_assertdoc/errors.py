@@ -25,6 +25,10 @@ class WorkerError(AssertdocError):
     """The replay's kernel did not start, died, or broke a limit."""
 
 
+class StorageError(AssertdocError, OSError):
+    """There is no folder to keep things in after a crash, or it belongs to somebody else."""
+
+
 class LostValueError(AssertdocError):
     """A replay touched a value that could not be salvaged (raised inside the worker only)."""
 

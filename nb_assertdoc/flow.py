@@ -43,8 +43,7 @@ class Flow:
         self.found: Report | None = None  # the report about it; `report` may be about another cell
         self.shown: list[Shown] = []  # by the cell that runs
         self.room = ""  # of the notebook's last kernel, where that left something
-        self._met = 0  # number of the execution that met the error: `first` or a later one
-        self._kept = False  # the variables of the crash
+        self._met, self._kept = 0, False  # the execution that met the error; its variables
         self._fix_awaited = False  # in the kernel after it
 
     def _number(self) -> int:
@@ -72,7 +71,8 @@ class Flow:
         )
         shown = Shown(self.shell, card)  # before all that takes time: a person waits
         self.shown.append(shown)
-        session.begin(session.key(self.shell))
+        self.room = session.key(self.shell)  # not that of the notebook's last kernel any more
+        session.begin(self.room)
         crash = self._crash(sighting, current, tb)
         self.first, self.crash, self._met = current, crash, current.number
         if settings().replay:

@@ -86,6 +86,8 @@ def test_new_kernels_of_the_environment_load_it_beside_other_extensions(python, 
 
 
 def test_the_users_own_kernels_and_a_profile(python, ipython, tmp_path):
+    others = Path(python).parent.parent / "etc" / "ipython" / autoload.FILE
+    others.unlink(missing_ok=True)  # its list would be lost, and that is refused
     assert "--user" in command(python, "enable", "--user")
     with Kernel(python=python, env={"IPYTHONDIR": str(ipython)}) as kernel:
         assert loaded(kernel) == ["nb_assertdoc"]

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from kernels import Kernel
 
 from nb_assertdoc import model, session
+from nb_assertdoc.errors import StorageError
 from nb_assertdoc.settings import settings
 
 REPORT = model.Report(
@@ -55,7 +58,7 @@ def test_a_folder_that_leads_elsewhere_is_refused(home: Path) -> None:
     (home / f"nb_assertdoc-{os.getuid()}").symlink_to(elsewhere)
     session.save(REPORT, "kernel-1")  # says nothing: a report that is not kept is no failure
     assert list(elsewhere.iterdir()) == []
-    with pytest.raises(PermissionError, match="belongs to somebody else"):
+    with pytest.raises(StorageError, match="belongs to somebody else"):
         session.folder()
 
 
@@ -195,6 +198,33 @@ def test_next_kernel_is_told_once(home: Path) -> None:
     assert not session.launch_blocking_asked("kernel-2")
     assert session.launch_blocking_asked("kernel-1")
     assert not session.launch_blocking_asked("kernel-1")
+
+
+def test_a_crash_has_a_room_of_its_own_and_none_is_no_failure(home: Path) -> None:
+    notebook = SimpleNamespace(user_ns={"__vsc_ipynb_file__": "/home/me/study.ipynb"})
+    session.room("old")
+    session.leave_signs("old", notebook)
+    for sign in home.rglob("at-*"):
+        sign.write_text(sign.read_text().replace(str(os.getpid()), "999999999"))  # it has ended
+    options = {"keep": False, "replay": False}
+    setup = f"__vsc_ipynb_file__ = {notebook.user_ns['__vsc_ipynb_file__']!r}"
+    flow = "get_ipython()._nb_assertdoc.flow"
+    with Kernel(
+        simulated_gpu=True,
+        extension=True,
+        settings=options,
+        setup=setup,
+        env={"TMPDIR": str(home)},
+    ) as kernel:
+        assert kernel.value(f"{flow}.last_room()") == "old"
+        kernel.run("import torch\ntorch.ones(3, device='cuda')[[5]].cpu()")
+        assert kernel.value(f"{flow}.last_room()") == kernel.folder.name
+        shutil.rmtree(session.folder())
+        (home / f"nb_assertdoc-{os.getuid()}").write_text("a file")
+        for words in ("", "verify", "forget", "restart --launch-blocking"):
+            outcome = kernel.run(f"%assertdoc {words}")
+            assert outcome.error is None
+            assert "nb_assertdoc: nothing can be stored: " in outcome.stdout
 
 
 def test_restart_with_launch_blocking_reaches_the_next_kernel() -> None:

@@ -119,7 +119,9 @@ def test_a_fault_of_the_edit_is_no_success(kernel: Kernel) -> None:
 
 def test_an_edit_may_need_what_the_cell_did_not(kernel: Kernel) -> None:
     """The kept replay holds what the failing cell needs; the rest comes from the variables."""
-    edited = LOOP.replace("in loader", "in DataLoader(Rows(frame.assign(label=frame.label - 1)), 4)")
+    edited = LOOP.replace(
+        "in loader", "in DataLoader(Rows(frame.assign(label=frame.label - 1)), 4)"
+    )
     passes(kernel.run(f"%%assertdoc verify\n{edited}"), "the edited In [5]")
     same = LOOP.replace("in loader", "in DataLoader(Rows(frame), 4)")
     report = kernel.run(f"%%assertdoc verify\n{same}").report
@@ -180,9 +182,6 @@ def test_cells_between_the_fault_and_its_error_are_no_fix_and_a_module_may_be() 
         report = kernel.run("%assertdoc verify").report
         assert report["confidence"] == "clean", report["headline"]
         assert report["headline"].endswith("Verified: In [3] with helper.py as it is now.")
-        module.write_text("def known(ids):\n    return ids + 1\n")
-        report = kernel.run("%assertdoc verify").report
-        assert report["headline"].startswith("The next fault: Index 5 does not exist")
 
         store = session_of(kernel) / "replay"
         about = store / "kept.json"

@@ -158,7 +158,7 @@ def enable(path: Path) -> bool:
         return False
     if (other := _rival(path)) is not None:
         raise UsageError(
-            f"{other} sets InteractiveShellApp.extra_extensions: of several such lists kernels read "
+            f"{other} sets InteractiveShellApp.extra_extensions: of such lists kernels read "
             "one alone, so that extensions would be lost; add 'nb_assertdoc' to that list instead"
         )
     text = _dumped(wanted, like=before)

@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..model import Lost
 from ..session.stored import PYTHON, Stored, amount, plural, read
 
+
 def _never(what: str, why: str) -> Callable[..., Any]:
     return lambda *args: salvage.Missing(what, why)
 
@@ -43,7 +44,9 @@ def restore(
             "`%assertdoc forget` or AssertDoc.keep_days"
         )
     if stored.python != PYTHON:  # bytecode of another version can end the process
-        raise UsageError(f"stored by {stored.python}, and this kernel runs {PYTHON}: choose that one")
+        raise UsageError(
+            f"stored by {stored.python}, and this kernel runs {PYTHON}: choose that one"
+        )
     names = _asked(stored, wanted)
     where = session.folder() / name / "variables"
     try:

@@ -90,7 +90,9 @@ def _kept(name: str) -> Kept:
             "was found, until `%assertdoc forget` or AssertDoc.keep_days"
         ) from None
     if about.python != PYTHON:
-        raise UsageError(f"stored by {about.python}, and this kernel runs {PYTHON}: choose that one")
+        raise UsageError(
+            f"stored by {about.python}, and this kernel runs {PYTHON}: choose that one"
+        )
     return Kept(folder, order, about.earlier, about.iteration, written)
 
 

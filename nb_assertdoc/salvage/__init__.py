@@ -8,6 +8,7 @@ Nothing here touches CUDA: of a CUDA tensor only metadata is read.
 from __future__ import annotations
 
 from nb_assertdoc.salvage.gpu import on_gpu
+from nb_assertdoc.salvage.limits import Unsaveable, refusing_cuda
 from nb_assertdoc.salvage.names import hidden, reached
 from nb_assertdoc.salvage.placeholders import Missing, StandIn, began_anew, touched
 from nb_assertdoc.salvage.reader import load, names_in, read
@@ -17,6 +18,7 @@ __all__ = [
     "Missing",
     "Salvaged",
     "StandIn",
+    "Unsaveable",
     "began_anew",
     "hidden",
     "load",
@@ -24,6 +26,7 @@ __all__ = [
     "on_gpu",
     "reached",
     "read",
+    "refusing_cuda",
     "touched",
     "write",
 ]

@@ -29,15 +29,15 @@ def quiet() -> Iterator[None]:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        with _refusing_cuda():
+        with refusing_cuda():
             yield
     finally:
         if collecting:
             gc.enable()
 
 
-def _refusing_cuda() -> contextlib.AbstractContextManager[Any]:
-    """Make torch functions on CUDA tensors raise: a `__reduce__` of the user may call `.cpu()`."""
+def refusing_cuda() -> contextlib.AbstractContextManager[Any]:
+    """Make torch functions on or to CUDA raise `Unsaveable`: the user's code may call `.cpu()`."""
     torch: Any = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "overrides"):
         return contextlib.nullcontext()
@@ -45,6 +45,8 @@ def _refusing_cuda() -> contextlib.AbstractContextManager[Any]:
     def on_cuda(value: Any) -> bool:
         if isinstance(value, (list, tuple)):
             return any(map(on_cuda, value))
+        if isinstance(value, (str, torch.device)):
+            return str(value).startswith("cuda")
         return isinstance(value, torch.Tensor) and value.is_cuda
 
     class Refuse(torch.overrides.TorchFunctionMode):  # type: ignore[misc]
@@ -53,8 +55,9 @@ def _refusing_cuda() -> contextlib.AbstractContextManager[Any]:
         ) -> Any:
             kwargs = kwargs or {}
             harmless = getattr(func, "__name__", "") in _HARMLESS
-            if not harmless and on_cuda((*args, *kwargs.values())):
-                raise Unsaveable("pickling it needs values that are on the GPU")
+            moves = getattr(func, "__name__", "") == "cuda" or on_cuda((*args, *kwargs.values()))
+            if not harmless and moves:
+                raise Unsaveable("it needs what is on the GPU, which is dead after an assert")
             return func(*args, **kwargs)
 
     return Refuse()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..salvage import Unsaveable
 from .reading import (
     Access,
     Array,
@@ -125,8 +126,9 @@ class Rows:
         for row, item, error in self._items(rows):
             done += 1
             if error is not None:
-                yield Failed(f"row {row}: {_said(error)}")
-                if dead and "CUDA" in str(error):
+                if not (refused := isinstance(error, Unsaveable)):
+                    yield Failed(f"row {row}: {_said(error)}")
+                if refused or (dead and "CUDA" in str(error)):
                     yield Unread(self.name, "its code uses the GPU")
                     return
             else:
@@ -139,12 +141,12 @@ class Rows:
         yield from self._blocks(chunk, dead)
         yield done
 
-    def _items(self, rows: Sequence[int] | None) -> Iterator[tuple[int, Any, Exception | None]]:
+    def _items(self, rows: Sequence[int] | None) -> Iterator[tuple[int, Any, BaseException | None]]:
         if self.total is not None:
             for row in range(self.total) if rows is None else rows:
                 try:
                     yield row, self.things[row], None
-                except Exception as error:  # the user's code; the other rows may be fine
+                except (Exception, SystemExit) as error:  # the user's code; others may be fine
                     yield row, None, error
             return
         stream = iter(self.things)
@@ -153,7 +155,7 @@ class Rows:
                 yield row, next(stream), None
             except StopIteration:
                 return
-            except Exception as error:  # a generator that raised gives nothing more
+            except (Exception, SystemExit) as error:  # a generator that raised is at its end
                 yield row, None, error
                 return
 
@@ -163,7 +165,7 @@ class Rows:
         if self.collate is not None and chunk and not (dead and _any_on_gpu(i for _, i in chunk)):
             try:
                 batch = self.collate([item for _, item in chunk])
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 yield Failed(f"rows {numbers[0]}..{numbers[-1]}: collate_fn: {_said(error)}")
                 return
             yield from self._batch(batch, numbers, dead)
@@ -228,7 +230,7 @@ class Rows:
         yield Block(name, access, values, lambda p: repeated[p], not path, width)
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text[:120]}" if text else type(error).__name__
 

@@ -7,13 +7,14 @@ import random
 import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..model import SHOWN_VALUES, Bound, Number
+from ..salvage import refusing_cuda
 from .readers import Source
 from .reading import Access, Array, Block, Failed, Unread
 
@@ -203,7 +204,7 @@ def scan(
     stopped = False
     totals = [source.total for source in sources if source.counted]
     total = None if None in totals else sum(t for t in totals if t is not None)
-    with random_states_kept():
+    with _harmless(dead):
         try:
             for source in sources:
                 for event in source.read(dead):
@@ -268,7 +269,7 @@ def holders(
     """
     seen: dict[str, set[int]] = {}
     columns: dict[str, set[int]] = {}
-    with random_states_kept():
+    with _harmless(dead):
         for source in sources:
             if source.total is None or source.total <= max(rows):
                 continue
@@ -284,6 +285,13 @@ def holders(
                     columns.setdefault(event.field, set()).update(int(i) for i in at % event.width)
     one = {name: min(found) for name, found in columns.items() if len(found) == 1}
     return {name: one.get(name) for name, found in seen.items() if found >= set(rows)}
+
+
+@contextmanager
+def _harmless(dead: bool) -> Iterator[None]:
+    """The user's own code runs: nothing changes for the next, and `dead` keeps it from the GPU."""
+    with random_states_kept(), refusing_cuda() if dead else nullcontext():
+        yield
 
 
 @contextmanager

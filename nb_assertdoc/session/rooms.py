@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..errors import StorageError
 from ..settings import settings
 
 _DAY = 24 * 3600.0
@@ -27,15 +28,17 @@ _SIGN = "at-"
 def folder() -> Path:
     """The folder of this user's sessions, readable by this user alone; made if absent.
 
-    Raises `OSError` where it cannot be made, or belongs to somebody else.
+    Raises `StorageError` where it cannot be made, or belongs to somebody else.
     """
     user = os.getuid() if hasattr(os, "getuid") else 0
     path = Path(tempfile.gettempdir()) / f"nb_assertdoc-{user}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    state = path.lstat()
-    if path.is_symlink() or (hasattr(os, "getuid") and state.st_uid != user):
-        raise PermissionError(f"{path} belongs to somebody else")
-    path.chmod(0o700)
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        if path.is_symlink() or (hasattr(os, "getuid") and path.lstat().st_uid != user):
+            raise PermissionError(f"{path} belongs to somebody else")
+        path.chmod(0o700)
+    except OSError as error:
+        raise StorageError(f"nothing can be stored: {error}") from error
     return path
 
 

@@ -12,7 +12,6 @@ import msgspec
 from ..model import Kept, Lost, Record, from_json
 from . import VARIABLES, folder
 
-
 PYTHON = sys.implementation.cache_tag or ""  # "cpython-311"
 
 

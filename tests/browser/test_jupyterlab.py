@@ -98,6 +98,7 @@ def sees_the_card(cell: Locator) -> None:
 def sees_the_report(cell: Locator) -> None:
     shown = report_in(cell)
     expect(shown).to_contain_text(HEADLINE)
+    expect(shown).to_contain_text("gives back")  # its last form: the variables are kept
     expect(cell).not_to_contain_text("Finding the line now")  # the report has taken its place
     expect(shown.get_by_role("img", name=PICTURE)).to_be_visible()
     marked = shown.locator("mark")
