@@ -79,8 +79,10 @@ def in_kernel() -> None:
 
 
 def _first(text: str) -> str:
+    """The first lines that are an answer, as one."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if not line.startswith("verifying")), "")[:160]
+    said = [x for x in lines if " verifying " not in x and not x.startswith("CPU replay")]
+    return " ".join(said[:2])[:200]
 
 
 def in_lab() -> None:
@@ -94,9 +96,10 @@ def in_lab() -> None:
         folder = Path(name)
         shutil.copy(EXAMPLE, folder / "labels.ipynb")
         with Lab(folder) as lab:
-            page = chromium.new_page(viewport={"width": 1180, "height": 1000}, color_scheme="light")
+            page = chromium.new_page(viewport={"width": 1000, "height": 1700}, color_scheme="light")
             page.set_default_timeout(PATIENCE)
             notebook = lab.open(page, "labels.ipynb")
+            notebook.command("application:toggle-left-area")
             made = Recording()
             notebook.start("notebook:run-all-cells")
             cell = notebook.cell(FAILING)
@@ -106,9 +109,9 @@ def in_lab() -> None:
                 ("", "the card", lambda: steps.sees_the_card(cell)),
                 ("", "the report in its place", lambda: steps.sees_the_report(cell)),
                 (
-                    "verify a wrong fix, the right one, and scan, by the buttons",
-                    "still out of range; the failing batch passes; 64 of 320 labels",
-                    lambda: steps.verifies_and_scans(cell),
+                    "scan, then verify a wrong fix and the right one, by the buttons",
+                    "64 of 320 labels; still out of range; the failing batch passes",
+                    lambda: steps.scans_and_verifies(cell),
                 ),
                 (
                     "restart by the button",

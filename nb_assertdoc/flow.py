@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from .aftermath import Aftermath, ours
 from .display import Shown
 from .errors import NothingToReplay, UsageError
 from .lazy import Lazy
@@ -20,31 +20,25 @@ from .recorder import Execution, LoaderWatch, Recorder
 from .settings import settings
 
 if TYPE_CHECKING:
-    from . import detector, doctor, model, report, restart, salvage, session
+    from . import detector, doctor, frames, history, model, report, restart, session
     from . import scan as scans
     from .model import Bound, Crash, Place, Report
-    from .session import stored
 else:
     detector, doctor, model = Lazy("detector"), Lazy("doctor"), Lazy("model")
+    frames, history, session = Lazy("frames"), Lazy("history"), Lazy("session")
     report, restart, scans = Lazy("report"), Lazy("restart"), Lazy("scan")
-    salvage, session, stored = Lazy("salvage"), Lazy("session"), Lazy("session.stored")
 
 
-class Flow:
+_MOST_MEASURED = 3  # cells that are replayed until one has something to check
+
+
+class Flow(Aftermath):
     """The state of one kernel's diagnosis."""
 
     def __init__(self, shell: Any) -> None:
-        self.shell = shell
-        self.recorder = Recorder(shell, settings().integer_copy_bytes)
+        super().__init__(shell, Recorder(shell, settings().integer_copy_bytes))
         self.watch = LoaderWatch(self.recorder.cells, self._number)
-        self.report: Report | None = None  # the last one
-        self.first: Execution | None = None  # the execution that killed the context
-        self.crash: Crash | None = None  # what was seen of it
-        self.found: Report | None = None  # the report about it; `report` may be about another cell
         self.shown: list[Shown] = []  # by the cell that runs
-        self.room = ""  # of the notebook's last kernel, where that left something
-        self._met, self._kept = 0, False  # the execution that met the error; its variables
-        self._fix_awaited = False  # in the kernel after it
 
     def _number(self) -> int:
         current = self.recorder.current
@@ -54,6 +48,7 @@ class Flow:
         self, sighting: detector.Sighting, current: Execution, tb: TracebackType | None
     ) -> None:
         """A cell met an assert (`tb`: None where its code swallowed the error)."""
+        current.met_dead = True
         if self.crash is not None:
             self._show_stale(sighting, current, self._crash(sighting, current, tb).surface)
             return
@@ -74,7 +69,7 @@ class Flow:
         self.room = session.key(self.shell)  # not that of the notebook's last kernel any more
         session.begin(self.room)
         crash = self._crash(sighting, current, tb)
-        self.first, self.crash, self._met = current, crash, current.number
+        self.first, self.crash, self.met = current, crash, current.number
         if settings().replay:
             found = self._diagnose(current, crash, shown.progress)
             self.report = self.found = found
@@ -96,28 +91,67 @@ class Flow:
         left = settings().replay_seconds * _patience()
         recent = [e for e in reversed(self.recorder.executions) if e.bindings is not None]
         suspects = [e for e in recent if e is current or doctor.replayable(e.source)]
-        for suspect in suspects if len(suspects) > 1 else []:
+        return self._search(suspects, current, crash, left, progress)
+
+    def _search(
+        self,
+        suspects: Sequence[Execution],
+        current: Execution,
+        crash: Crash,
+        left: float,
+        progress: Callable[[str], None] = lambda text: None,
+        max_steps: int | None = None,
+    ) -> Report:
+        """Replay one after the other in `left` seconds until one has the fault."""
+        best: Report | None = None
+        for number, suspect in enumerate(suspects if len(suspects) > 1 else []):
             told = crash if suspect is current else doctor.of_earlier(crash, suspect)
             case = self.case(suspect, told)
-            case.others_follow = True
+            case.others_follow, case.max_steps = True, max_steps
             found = doctor.diagnose(case, seconds=left, progress=progress)
             if found.finding is not None:
                 self.first, self.crash = suspect, told
                 return found
             outcomes = [replay.outcome for replay in found.replays]
             if suspect is current and outcomes != ["clean"]:
-                return found  # all has been tried, and the cell is not known to be innocent
+                best = found  # all has been tried, and the cell is not known to be innocent
+                if not suspect.adopted:
+                    return best
             left -= sum(replay.seconds for replay in found.replays)
             if left < 1:
-                return found
-        return doctor.diagnose(self.case(current, crash), seconds=left, progress=progress)
+                return doctor.go_on(best or found, suspects[number + 1 :])
+        case = self.case(current, crash)
+        case.max_steps = max_steps
+        return best or doctor.diagnose(case, seconds=left, progress=progress)
+
+    def search(self, seconds: float, max_steps: int | None = None) -> Report:
+        """Replay the cell that met the error; where nothing tells whether it was the first to fail,
+        the cells before it as well. Raises `NothingToReplay` where no error was met."""
+        first, crash = self.first, self.crash
+        if first is None or crash is None:
+            raise NothingToReplay("no cell has met the assert so far")
+        suspects = [first, *self._unknown_before(first)]
+        found = self._search(suspects, first, crash, seconds, max_steps=max_steps)
+        self.report = self.found = found
+        return found
+
+    def _unknown_before(self, first: Execution) -> list[Execution]:
+        """The executions before the load, the newest first, that may have killed the context."""
+        if not first.adopted:
+            return []
+        found = {first.source: first}
+        for each in reversed(self.recorder.executions):
+            if each.number < first.number and each.adopted and history.calls(each.source):
+                found.setdefault(each.source, each)
+        return list(found.values())[1:]
 
     def _show_stale(self, sighting: detector.Sighting, current: Execution, surface: Place) -> None:
         first = self.first
         if self.found is None or first is None:
             print(
                 "nb_assertdoc: this kernel's GPU context was dead before this cell began; the cell "
-                "may well be fine.\nRestart the kernel. `%cpu_replay N` replays an earlier In [N]."
+                "may well be fine.\n`%cpu_replay N` replays an earlier In [N]: do so before you "
+                "restart."
             )
             return
         again = doctor.stale(self.found, sighting, current, first, surface)
@@ -130,6 +164,7 @@ class Flow:
         error = getattr(sys, "last_value", None)
         sighting = detector.recognise(error) if error is not None else None
         if sighting is None:
+            self.loaded_again()
             return
         tb = getattr(sys, "last_traceback", None)
         self._adopt_history(tb)
@@ -139,11 +174,14 @@ class Flow:
             cells = self.recorder.cells()
             self.crash = doctor.crash_of(sighting, self.first.as_source(), tb, cells)
         where = f"In [{count}]" if count else "An earlier cell"
+        more = ""
+        if self.first is not None and self._unknown_before(self.first):
+            more = " A cell before it may have killed the GPU: those are tried next."
         print(
             f"{where} died of a CUDA device-side assert: an index in the data is out of range.\n"
             "The GPU is fine; this kernel must be restarted before it can use the GPU again "
             f"({restart.adapter(self.shell).how}).\n"
-            "`%cpu_replay` finds the line and the value first."
+            f"`%cpu_replay` finds the line and the value first.{more}"
         )
 
     def _adopt_history(self, tb: TracebackType | None) -> None:
@@ -151,13 +189,12 @@ class Flow:
         history = list(self.shell.user_ns.get("In", []))[:-1]
         for count, source in enumerate(history):
             if count and source:
-                execution = Execution(count, count, source, None, self.recorder.filename)
-                self.recorder.executions.append(execution)
+                self.recorder.adopt(count, source)
         while tb is not None:  # the last cell on the traceback is the cell that failed
             name = tb.tb_frame.f_code.co_filename
             match = [e for e in self.recorder.executions if e.filename == name]
             if match and self.first is None:
-                self.first = match[-1]
+                self.first, self.met = match[-1], match[-1].number
             tb = tb.tb_next
 
     # ---- what the magics ask for
@@ -181,10 +218,10 @@ class Flow:
         executions = list(self.recorder.executions)
         before = executions[: executions.index(execution)] if execution in executions else []
         return doctor.Case(
-            cell=execution.as_source(),
+            cell=_replayed(execution),
             sources=(*self.recorder.sources(), *execution.bodies),
             earlier=tuple(
-                e.as_source() for e in before if e.succeeded is not False and not _ours(e.source)
+                e.as_source() for e in before if e.succeeded is not False and not ours(e.source)
             ),
             namespace=namespace,
             now=now,
@@ -198,7 +235,7 @@ class Flow:
             loops=tuple(self.watch.loops.values()),
             cwd=os.getcwd(),
             doubts=doubts,
-            keep_as=session.key(self.shell) if crash is not None and self._keeps() else None,
+            keep_as=session.key(self.shell) if crash is not None and self.keeps() else None,
         )
 
     def body_case(self, body: str) -> doctor.Case:
@@ -213,7 +250,7 @@ class Flow:
         return doctor.Case(
             cell=source,
             sources=(*self.recorder.sources(), source),
-            earlier=tuple(e.as_source() for e in executions[:-1] if not _ours(e.source)),
+            earlier=tuple(e.as_source() for e in executions[:-1] if not ours(e.source)),
             namespace=dict(self.shell.user_ns),
             cwd=os.getcwd(),
         )
@@ -251,104 +288,59 @@ class Flow:
         )
         return found, report.scan_bundle(found)
 
-    # ---- what outlives the kernel
+    # ---- measures and controls
 
-    def _keeps(self) -> bool:
-        """After a headless run there is nobody to give anything back to."""
-        return settings().keep and not restart.adapter(self.shell).headless
+    def ranges(
+        self, batches: int = 10, count: int | None = None, body: str | None = None
+    ) -> dict[str, Any]:
+        """Minimum and maximum of what operators are given in the first batches of In [count], or of
+        a cell's `body`.
 
-    def keep(self, shown: Shown) -> None:
-        """Once the crash's report is shown: keep the variables, and say so in the report."""
-        if self._kept or self.first is None or not self._keeps():
-            return
-        names = self.shell.user_ns
-        hidden = {n for n in names if n.startswith("_") or salvage.hidden(n, names[n])}
-        self.room = session.key(self.shell)
-        left = doctor.keep_variables(
-            names,
-            self.room,
-            own=[n for n in names if n not in hidden and n not in self.shell.user_ns_hidden],
-            earlier=self.recorder.sources(),
-            integers=self.recorder.integers_now(),
-            execution_count=self.first.execution_count,
-            shell=self.shell,
-        )
-        self._kept = left is not None
-        if left is not None and self.found is not None and self.report is self.found:
-            self.report = self.found = doctor.with_stored(self.found, left, self.room)
-            shown.update(self.found, doctor.describe(self.room))
-
-    def last_room(self) -> str:
-        """The session's room of the crash: of this kernel, or of the notebook's last one."""
-        self.room = self.room or session.last_key(self.shell)
-        return self.room
-
-    def announce(self) -> None:
-        """At the load, in the kernel after the crash: what waits. One look at the disk."""
-        if self.recorder.context_dead:
-            return
-        room = self.last_room()
-        if session.waiting(room):
-            print(stored.announcement(room))
-        self._fix_awaited = session.fix_awaited(room)
-
-    def verify(
-        self, source: str | None = None, progress: Callable[[str], None] = lambda text: None
-    ) -> Report:
-        """Run the failing batch on the CPU with the code as it is now; `clean`: it passes.
-
-        `source`: the edited cell; without it, what was changed since the crash, else the suggested
-        fix. `progress` is first told what is verified. Raises an `AssertdocError` where nothing is
-        kept, or there is nothing to verify.
+        Without these: of the newest cell whose loop checks anything, those over a DataLoader first.
+        Raises `AssertdocError`.
         """
-        room, first = self.last_room(), self.first
-        kept = session.load(room) if self.found is None else None
-        report = self.found if self.found is not None else kept[0] if kept else None
-        since = max(self._met, first.number) if first is not None else 0
-        later = [e for e in self.recorder.executions if e.number > since and not _ours(e.source)]
-        return doctor.verify(
-            room,
-            report,
-            source=source,
-            later=[e.as_source() for e in later if e.succeeded is not False],
-            reruns=[e.as_source() for e in later],
-            same_kernel=first is not None,
-            progress=progress,
-        )
+        if body is not None:
+            current = self.recorder.current
+            number = current.execution_count if current is not None else None
+            return self._measured(self.body_case(body), batches, number)[0]
+        if count is not None:
+            execution = self.recorder.by_count(count)
+            if execution is None:
+                raise UsageError(f"there is no In [{count}] among the recorded cells")
+            return self._measured(self.case(execution, None), batches, count)[0]
+        chosen = self._loops()
+        if not chosen:
+            raise NothingToReplay(
+                "no cell has run a loop: `%assertdoc ranges N CELL` takes In [CELL], and "
+                "`%%assertdoc ranges N`, as the first line of a cell, the cell below it"
+            )
+        for execution, why in chosen[:_MOST_MEASURED]:
+            told = f"{why}; `%assertdoc ranges {batches} CELL` takes In [CELL]."
+            case = self.case(execution, None)
+            shown, checked = self._measured(case, batches, execution.execution_count, told)
+            if checked:
+                break
+        return shown
 
-    def finished(self, execution: Execution) -> None:
-        """A cell ended well: one line if it is the fixed one, in the kernel after the crash."""
-        torch = sys.modules.get("torch")
-        if not self._fix_awaited or self.recorder.context_dead or torch is None:
-            return
-        if not torch.cuda.is_initialized():
-            return
-        line = doctor.confirmation(self.last_room(), execution.as_source(), torch.cuda.synchronize)
-        if line is not None:
-            self._fix_awaited = False
-            print(line)
-
-    def ranges(self, batches: int = 10, count: int | None = None) -> dict[str, Any]:
-        """Minimum and maximum of what operators are given in the first batches of In [count].
-
-        Without a count: of the cell that crashed, or ran a loop last. Raises `AssertdocError`.
-        """
-        execution = self.recorder.by_count(count) if count is not None else self._last_loop()
-        if execution is None and count is not None:
-            raise UsageError(f"there is no In [{count}] among the recorded cells")
-        if execution is None:
-            raise NothingToReplay("no cell has run a loop: %assertdoc ranges N CELL names a cell")
-        case = self.case(execution, None)
+    def _measured(
+        self, case: doctor.Case, batches: int, count: int | None, why: str = ""
+    ) -> tuple[dict[str, Any], bool]:
+        """The display, and whether anything was checked."""
         found = doctor.measure(case, batches, seconds=settings().asked_seconds)
-        return report.ranges_bundle(found, execution.execution_count, batches)
+        return report.ranges_bundle(found, count, batches, why), bool(found.measured)
 
-    def _last_loop(self) -> Execution | None:
-        ran = [e for e in self.recorder.executions if not _ours(e.source)]
-        loop = self.watch.latest
-        over_loader = [e for e in ran if loop is not None and e.number == loop.execution]
-        looping = [e for e in ran if re.search(r"^\s*(for|while)\b", e.source, re.MULTILINE)]
-        found = [*looping[-1:], *over_loader, *([self.first] if self.first is not None else [])]
-        return found[-1] if found else self.recorder.last_failed
+    def _loops(self) -> list[tuple[Execution, str]]:
+        """Cells that may have something to measure, the best first, and why each is taken."""
+        ran = [e for e in reversed(self.recorder.executions) if not ours(e.source)]
+        known = [(self.first, "This cell failed")] if self.first is not None else []
+        loaders = self.watch.executions
+        over = [e for e in ran if e.number in loaders]
+        known += [(e, "Taken as the newest cell that looped over a DataLoader") for e in over]
+        looping = [e for e in ran if frames.loops(e.source) and e not in over]
+        known += [(e, "Taken as the newest cell with a loop") for e in looping]
+        failed = self.recorder.last_failed
+        known += [(failed, "This cell failed")] if failed is not None and not known else []
+        return known
 
     def actions(self) -> dict[str, report.Action]:
         """The controls below the crash's report: what can be done here and now."""
@@ -382,19 +374,14 @@ def _patience() -> float:
         return 1.0
 
 
+def _replayed(execution: Execution) -> model.Source:
+    """What is replayed of a cell: of one that asked us, with a cell magic, the cell below that."""
+    asked = execution.source.lstrip().startswith(("%%cpu_replay", "%%assertdoc"))
+    return execution.bodies[0] if asked and execution.bodies else execution.as_source()
+
+
 def _acts_before_the_load(source: str) -> bool:
     """The cell did more than import before its `%load_ext nb_assertdoc`."""
     before = source.partition("%load_ext nb_assertdoc\n")[0]
     plain = ("%", "#", "import ", "from ", "if not torch.cuda")
     return not all(line.strip().startswith(plain) for line in before.splitlines() if line.strip())
-
-
-def _ours(source: str) -> bool:
-    """The cell did nothing for the notebook: it only asked us."""
-    if source.lstrip().startswith(("%%cpu_replay", "%%assertdoc")):
-        return True
-    lines = [line for line in source.splitlines() if line.strip()]
-    return bool(lines) and all(
-        line.lstrip().startswith(("%assertdoc", "%cpu_replay", "%load_ext nb_assertdoc"))
-        for line in lines
-    )

@@ -96,6 +96,20 @@ def body(cell: str) -> str:
     return "\n" + rest if first.startswith("%%") else transformed(cell)
 
 
+def loops(cell: str) -> bool:
+    """True where the cell itself runs a loop; one inside a function that it defines is none."""
+    try:
+        inside: list[ast.AST] = list(ast.parse(body(cell)).body)
+    except (SyntaxError, ValueError):
+        return False
+    for node in inside:
+        if isinstance(node, ast.For | ast.AsyncFor | ast.While):
+            return True
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            inside += ast.iter_child_nodes(node)
+    return False
+
+
 def unpadded(cell: str) -> tuple[str, int]:
     """A cell without its leading blank lines, and their number: IPython counts lines after them."""
     lines = cell.splitlines(keepends=True)

@@ -137,6 +137,21 @@ def acts(cell: str) -> bool:
     return any(isinstance(node, _ACTS) or _alters(node) for node in ast.walk(tree))
 
 
+def calls(cell: str) -> bool:
+    """The cell calls something as it runs: it does more than import, define and set."""
+    try:
+        waiting: list[ast.AST] = [ast.parse(body(cell))]
+    except (SyntaxError, ValueError):
+        return False
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Call):
+            return True
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            waiting.extend(ast.iter_child_nodes(node))
+    return False
+
+
 _ACTS = (
     *(ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.Delete),
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),

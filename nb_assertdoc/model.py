@@ -12,6 +12,7 @@ import msgspec
 
 MIME = "application/vnd.nb-assertdoc.report.v1+json"
 SCHEMA = "nb-assertdoc.report.v1"
+REBUILT = "earlier cells were run again to rebuild what the cell needs"  # lowers the confidence
 SHOWN_VALUES = 256  # most distinct values and positions that a finding carries
 
 Confidence = Literal["certain", "likely", "not_found", "clean"]
@@ -386,8 +387,8 @@ class Order(Record, frozen=True, kw_only=True):
     seconds: float = 15.0
 
 
-def to_json(record: Record) -> bytes:
-    """The JSON form of any record of this module."""
+def to_json(record: Record | tuple[Record, ...]) -> bytes:
+    """The JSON form of any record of this module, or of several."""
     return msgspec.json.encode(record)
 
 

@@ -144,7 +144,7 @@ def _front_end(
             'JupyterLab will say that the kernel "appears to have died": it is only the restart',
             end=shut_down,
         )
-    return Adapter("Jupyter kernel", "restart the kernel in the program that started it")
+    return Adapter("Jupyter kernel", "Restart button or menu of your notebook program")
 
 
 def _headless(

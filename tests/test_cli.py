@@ -186,11 +186,14 @@ def test_saved_notebook_without_an_assert(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = {"output_type": "error", "ename": "KeyError", "evalue": "'x'", "traceback": ["..."]}
-    message = fails(
-        capsys, "diagnose", write(tmp_path / "a.ipynb", CODE, CODE | {"outputs": [error]})
-    )
-    assert "cell 1 (KeyError)" in message
+    failed = CODE | {"outputs": [error], "execution_count": 5}
+    assert main(["diagnose", str(write(tmp_path / "a.ipynb", CODE, failed))]) == 1
+    message = capsys.readouterr().err
+    assert "other errors: cell 1 (counted from 0), In [5]: KeyError" in message
     assert "--cell N" in message
+    assert main(["diagnose", str(write(tmp_path / "b.ipynb", CODE))]) == 0
+    out, err = capsys.readouterr()
+    assert "no device-side assert" in out.lower() and "no error at all" in out and err == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["bogus"], ["enabel"], ["explain", "--bogus"]])
@@ -203,7 +206,11 @@ def test_help(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([*command, "--help"])
     assert exit_.value.code == 0
-    assert "usage: " + " ".join(["nb-assertdoc", *command]) in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "usage: " + " ".join(["nb-assertdoc", *command]) in out
+    if not command:
+        assert "demo: 0 the diagnosis is the right one; 1 it is not." in out
+        assert "check: 0 nothing suspicious was found; 1 something was." in out
 
 
 def test_as_a_module_without_heavy_imports() -> None:
@@ -280,12 +287,37 @@ def test_other_failures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["run", str(notebook), "--inplace", "--report", str(report)]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert err == "nb-assertdoc: the notebook failed: cell 1: KeyError: 'x'\n"
+    where = "cell 1 (counted from 0), In [2]"
+    assert err == f"nb-assertdoc: the notebook failed: {where}: KeyError: 'x'\n"
     saved = nbformat.read(notebook, as_version=4)
     assert saved.cells[0].outputs[0].text == "before\n"
     assert saved.cells[1].outputs[0].ename == "KeyError"
     assert not (tmp_path / "reached").exists()
     assert not report.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "hinted"),
+    [
+        ("IndexError('index out of range in self')", True),
+        ("IndexError('Target 7 is out of bounds.')", True),
+        ("IndexError('list index out of range')", False),
+    ],
+)
+def test_an_index_error_of_torch_has_a_hint(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: str,
+    hinted: bool,
+) -> None:
+    notebook = write(tmp_path / "a.ipynb", CODE | {"source": f"raise {error}"})
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    assert main(["run", str(notebook)]) == 1
+    err = capsys.readouterr().err
+    assert ("`nb-assertdoc run --simulated-gpu`" in err) is hinted
+    assert ("`%cpu_replay`" in err) is hinted
+    assert "cell 0 (0 to 0) ..." in err  # what a person sees while it runs
 
 
 def test_launch_blocking_is_set_before_the_notebook(
@@ -312,6 +344,8 @@ def test_demo(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "demo.json"
     assert main(["demo", "--report", str(path)]) == 0
     out = capsys.readouterr().out
+    assert "%assertdoc" not in out and "save what you need" not in out and "is dead" not in out
+    assert "JSON: --report R.json, HTML: --html R.html" in out
     report = model.from_json(path.read_bytes(), model.Report)
     assert report.finding is not None
     assert report.finding.bad_values == (3,)
@@ -335,6 +369,7 @@ def test_saved_notebook_is_diagnosed(tmp_path: Path, capsys: pytest.CaptureFixtu
     cells = [
         new_markdown_cell("# Shelves"),
         new_code_cell("import torch\nfrom torch import nn\nids = torch.tensor([3, 11, 8])"),
+        new_code_cell("%load_ext nb_assertdoc.simulated_gpu"),
         new_code_cell("shelves = nn.Embedding(10, 4).cuda()"),
         new_code_cell("found = shelves(ids.cuda())\nprint(found.sum().item())", outputs=[error]),
     ]
@@ -344,14 +379,17 @@ def test_saved_notebook_is_diagnosed(tmp_path: Path, capsys: pytest.CaptureFixtu
     report_file, output = tmp_path / "r.json", tmp_path / "out.ipynb"
     arguments = ["--report", str(report_file), "--output", str(output)]
     assert main(["diagnose", str(notebook), *arguments]) == 3
-    assert "embedding" in capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
+    assert "embedding" in out and "The GPU is simulated; the data is out of range." in out
+    assert "is dead" not in out and "%assertdoc" not in out
+    assert out.lower().count("cells were run again") == 1
     report = model.from_json(report_file.read_bytes(), model.Report)
     finding = report.finding
     assert finding is not None
     assert (finding.op, finding.argument, finding.bad_values) == ("embedding", "input", (11,))
     assert (finding.bound.low, finding.bound.high) == (0, 10) if finding.bound else False
-    assert (finding.location.cell, finding.location.line) == (3, 1)
+    assert (finding.location.cell, finding.location.line) == (4, 1)
     assert notebook.read_bytes() == before
-    saved = nbformat.read(output, as_version=4).cells[3].outputs
+    saved = nbformat.read(output, as_version=4).cells[4].outputs
     assert [one.output_type for one in saved] == ["error", "display_data"]
     assert saved[1].data[model.MIME]["finding"]["bad_values"] == [11]

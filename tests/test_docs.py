@@ -20,7 +20,7 @@ TROUBLE = (DOCS / "troubleshooting.md").read_text()
 
 
 def test_every_point_of_the_guide_has_a_feature_and_tests_that_exist() -> None:
-    table = GUIDE.partition("## ")[0]
+    table = GUIDE.partition("\n## Where each point is\n")[2]
     rows = [row.strip("| ").split(" | ") for row in table.splitlines() if row.startswith("| ")][1:]
     points = [row for row in rows if not row[0].startswith("**")]
     assert len(points) > 30
@@ -35,6 +35,28 @@ def test_every_point_of_the_guide_has_a_feature_and_tests_that_exist() -> None:
         for cause in re.findall(r"causes? ((?:`\w+`(?:, )?)+)", row[1]):
             for key in re.findall(r"`(\w+)`", cause):
                 assert key in diagnosis.cause_keys(), key
+
+
+def test_the_guide_is_read_before_its_table() -> None:
+    sections = re.findall(r"^## (.+)$", GUIDE, re.MULTILINE)
+    assert sections[0] == "Understand the error"
+    assert sections[-1] == "Where each point is"
+    assert "| " not in GUIDE.partition("\n## Where each point is\n")[0]
+
+
+def test_the_readme_leads_from_the_install_to_the_fix() -> None:
+    sections = re.findall(r"^## (.+)$", README, re.MULTILINE)
+    first = ["Install", "Try it without a GPU", "First use", "What to type next"]
+    assert sections[:4] == first
+    loop = README.partition("\n## What to type next\n")[2].partition("\n## ")[0]
+    assert re.findall(r"^\d\. .*?`(%[^`]+)`", loop, re.MULTILINE) == [
+        "%assertdoc verify",
+        "%assertdoc scan",
+        "%assertdoc restart",
+        "%load_ext nb_assertdoc",
+    ]
+    pictures = README.index("<picture>"), README.index("<!-- demo:begin -->")
+    assert pictures[0] < README.index("## Install") < pictures[1]
 
 
 def test_every_example_is_in_the_guide() -> None:

@@ -86,3 +86,23 @@ def test_the_page_is_made_without_torch() -> None:
     code = "import sys, nb_assertdoc.cli.page as p; p.page(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: device-side assert triggered",
+        "srcIndex < srcSelectDimSize",
+        "CUBLAS_STATUS_NOT_INITIALIZED",
+        "CUDA error: an illegal memory access was encountered",
+    ],
+)
+def test_the_replay_comes_before_the_restart(text: str) -> None:
+    answer = words(catalogue.explain(text))
+    assert "before its restart, %cpu_replay runs the failing cell" in answer
+    assert answer.index("%cpu_replay runs") < answer.index("Then restart the kernel.")
+    assert "restart the kernel, then %cpu_replay" not in answer
+
+
+def test_how_to_verify_names_the_command() -> None:
+    assert "%assertdoc verify runs the batch that failed" in words(catalogue.explain("verify"))

@@ -131,8 +131,41 @@ def test_a_clean_cell_a_faulty_one_and_the_files(kernel):
     assert "saved.pdf: the file must end in .json, .html, .txt" in refused
     assert not (kernel.cwd / "saved.pdf").exists()
     assert "no folder" not in kernel.run("%assertdoc save no/folder/r.json").stdout
+    status = kernel.run("%assertdoc").stdout
+    assert "A replay found (certain): Index 4 does not exist" in status
+    assert [step.split("    ")[0] for step in report["next_steps"]] == [
+        "%assertdoc scan",
+        "%%cpu_replay",
+        "%assertdoc save report.json",
+    ]
     cause = kernel.run("%assertdoc explain").stdout
     assert cause.startswith(report["cause"]["title"])
+
+
+def test_an_error_of_the_cell_itself_is_said_at_once(kernel):
+    said = kernel.run("%%cpu_replay\nprint(undefined_name)")
+    report = said.report
+    assert [r["engine"] for r in report["replays"]] == ["ghost"]
+    assert report["headline"] == (
+        "Your cell raised NameError: name 'undefined_name' is not defined on the CPU, before any "
+        "index was out of range."
+    )
+    assert said.text.count("undefined_name") == 1
+    assert report["next_steps"] == ["mend that error first: it has nothing to do with the GPU"]
+
+
+def test_steps_are_those_that_ran_and_output_is_said_to_be_missing(kernel):
+    kernel.run(
+        "from torch.utils.data import DataLoader\n"
+        "loader = DataLoader(torch.arange(6) % 3, batch_size=1)"
+    )
+    for loop in ("for part in loader:", "for part in ids.repeat(3) % 3:"):
+        clean = kernel.run(f"%%cpu_replay --max-steps 2\n{loop}\n    print(shelves(part))")
+        (replay,) = clean.report["replays"]
+        assert (replay["outcome"], replay["steps"]) == ("clean", 2), loop
+        assert replay["checks"]["calls"] == 2
+        assert "the replay's output is not shown" in replay["differences"]
+        assert "the replay's output is not shown" in clean.text
 
 
 def test_a_failed_cell_without_a_gpu(kernel):

@@ -94,6 +94,8 @@ def test_the_last_loop_is_replayed_beside_the_notebook(kernel):
 
     assert outcome.error is None
     assert outcome.text.startswith("In [3], first 2 batches: all values are in range.")
+    assert "the newest cell with a loop" in outcome.text
+    assert "`%assertdoc ranges 2 CELL` takes In [CELL]" in outcome.text
     (row,) = [line for line in outcome.text.splitlines() if line.startswith("  embedding")]
     assert row.split() == "embedding input words 0 15 0 <= index < 100 84 2".split()
     assert "<td" in outcome.html and "84" in outcome.html
@@ -107,3 +109,31 @@ def test_another_cell_and_what_is_refused(kernel):
     assert "there is no In [99]" in kernel.run("%assertdoc ranges 5 99").stdout
     assert "0 is not a whole number of 1 or more" in kernel.run("%assertdoc ranges 0").stdout
     assert "only magics or comments" in kernel.run("%assertdoc ranges 2 1").stdout
+
+
+def test_the_newest_loop_over_a_loader_that_checks_anything_is_taken(start_kernel):
+    kernel = start_kernel(extension=True)
+    kernel.run(SETUP)
+    kernel.run("def train():\n    for x, y in loader:\n        words(x)")
+    kernel.run("train()")
+    kernel.run("for x, y in loader:\n    break")  # checks nothing
+    kernel.run("for word in 'a b'.split():\n    word")  # is newer, and loops over no loader
+    kernel.run("def unused():\n    for x in loader:\n        pass")
+
+    text = kernel.run("%assertdoc ranges 2").text
+    assert text.startswith("In [3], first 2 batches: all values are in range.")
+    assert "the newest cell that looped over a DataLoader" in text
+
+
+def test_the_cell_below_and_that_of_a_cell_magic(kernel):
+    below = kernel.run("%%assertdoc ranges 2\nfor x, y in loader:\n    words(x + 90)")
+    number = below.reply["execution_count"]
+    assert below.text.startswith(f"In [{number}], first 2 batches: OUT OF RANGE: embedding `input`")
+    kernel.run("%%cpu_replay --max-steps 1\n\nfor x, y in loader:\n    words(x)")
+
+    for name in (number, number + 1):
+        again = kernel.run(f"%assertdoc ranges 3 {name}").text
+        (row,) = [line for line in again.splitlines() if line.startswith("  embedding")]
+        assert row.split()[-1] == "3", again
+    assert "takes the cell below it" in kernel.run("%%assertdoc ranges 2 2\nwords(ids)").stdout
+    assert "`verify` and `ranges` alone" in kernel.run("%%assertdoc scan\nids").stdout

@@ -220,6 +220,28 @@ def test_loaded_after_the_crash(start_kernel):
     assert later.report["finding"] == report["finding"]
 
 
+def test_loaded_after_two_cells_have_failed(start_kernel):
+    """The last error is not the first one: an earlier cell may have killed the GPU."""
+    kernel = start_kernel(simulated_gpu=True)
+    kernel.run(TABLE)
+    guilty = kernel.run(CRASH).reply["execution_count"]
+    innocent = kernel.run("n = torch.ones(2).cuda().sum()").reply["execution_count"]
+    before = kernel.value("calls_after_death()")
+    said = kernel.run("%load_ext nb_assertdoc").stdout
+    assert f"In [{innocent}] died of" in said
+    assert "A cell before it may have killed the GPU: those are tried next." in said
+    short = kernel.run("%cpu_replay --timeout 0.6").report  # for the last cell alone
+    assert short["finding"] is None
+    assert short["next_steps"][0].startswith(f"%cpu_replay {guilty}    ")
+    kernel.run("%config AssertDoc.asked_seconds = 120")
+    report = kernel.run("%cpu_replay").report
+    assert report["finding"]["bad_values"] == [5]
+    assert report["finding"]["location"]["execution_count"] == guilty
+    assert report["crash"]["execution_count"] == innocent
+    assert report["crash"]["first_failed"]["execution_count"] == guilty
+    assert kernel.value("calls_after_death()") == before
+
+
 NOT_OURS = (
     "print('fine')",
     "raise ValueError('bad')",

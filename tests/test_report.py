@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import json
 import os
 import re
@@ -18,7 +19,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from nbclient import NotebookClient
 
-from nb_assertdoc import model, report
+from nb_assertdoc import doctor, model, report, scan
+from nb_assertdoc.doctor.assembly import assemble
+from nb_assertdoc.doctor.ladder import own_error
+from nb_assertdoc.doctor.steps import next_steps
 from nb_assertdoc.report import figures, layout
 from nb_assertdoc.report.schema import FILE, schema
 
@@ -238,6 +242,115 @@ def test_clean_says_how_much_was_checked_and_nothing_of_a_crash() -> None:
     assert "no fault: 118 calls checked, tightest margin 1" in text
     assert "this kernel and its variables are unharmed" in text
     assert "dead" not in text and "restart" not in text.lower()
+    assert "TRUST" not in text and "TRUST" not in Page(report.html(clean)).said
+
+
+def test_a_cell_with_an_error_of_its_own_is_not_called_a_missed_fault() -> None:
+    error = model.RealError(type="NameError", message="name 'x' is not defined", traceback=("T",))
+    headline = "Your cell raised NameError: name 'x' is not defined on the CPU, before any index."
+    own = replace(
+        REPORT,
+        confidence="not_found",
+        headline=headline,
+        crash=None,
+        finding=None,
+        cause=None,
+        fixes=(),
+        real_error=error,
+        replays=(replace(REPLAY, outcome="other_error"),),
+        next_steps=("mend that error first",),
+    )
+    text = plain_text(own)
+    assert text.startswith("The cell ended in an error of its own, on the CPU in 3.1 s. ERROR")
+    assert text.count("NameError") == 1 and "not reproduced" not in text and "TRUST" not in text
+    assert "ERROR" in Page(report.html(own)).said
+
+
+def test_a_report_for_a_terminal_names_nothing_that_cannot_be_typed_there() -> None:
+    steps = (
+        "apply the fix, then run the notebook again    a new run starts a new kernel",
+        "%cpu_replay --engine history    run the earlier cells again on the CPU",
+        "restart, set CUDA_LAUNCH_BLOCKING=1 before CUDA starts, and run once more",
+        "%assertdoc save report.json    this report as a file",
+    )
+    value = replace(REPORT, next_steps=steps)
+    for shown in (report.text(value, live=False), Page(report.html(value, live=False)).said):
+        said = " ".join(shown.split())
+        assert "%" not in said.replace("100%", "") and "save what you need" not in said
+        assert "state is dead" not in said and "A restart loses" not in said
+        assert "nb-assertdoc run --engine history" in said
+        assert "nb-assertdoc run --launch-blocking" in said and "restart" not in said
+    text = " ".join(report.text(value, live=False).split())
+    assert "NEXT 1 apply the fix, then run the notebook again a new run starts" in text
+    assert text.endswith("JSON: --report R.json, HTML: --html R.html")
+    page = Page(report.html(value)).said
+    assert "run the notebook again \u2013 a new run starts a new kernel" in " ".join(page.split())
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "said"),
+    [
+        ("model", "model (Clf)", "`model` (Clf)"),
+        ("net", "net.head.bias (Parameter)", "`net.head.bias` (Parameter)"),
+        ("x", "variable", "`x` (variable)"),
+        ("file", "file", "`file`"),
+    ],
+)
+def test_a_lost_variable_is_named_once(name: str, what: str, said: str) -> None:
+    value = replace(REPORT, lost=(model.Lost(name=name, what=what, why="gone"),))
+    assert f"A restart loses {said}." in plain_text(value)
+    assert f"{said.replace('`', '')}: gone" in " ".join(Page(report.html(value)).said.split())
+
+
+EARLIER = model.Source(filename="<1>", source="y = 1")
+CELL = model.Source(filename="<2>", source="print(y)", execution_count=6)
+
+
+@pytest.mark.parametrize(
+    ("tried", "named"),
+    [
+        (["ghost"], ["%cpu_replay --engine cpu", "%cpu_replay --engine history"]),
+        (["ghost", "history"], ["%cpu_replay --engine cpu"]),
+        (["ghost", "cpu", "history"], []),
+    ],
+)
+def test_only_engines_that_were_not_tried_are_named(tried: list[str], named: list[str]) -> None:
+    case = doctor.Case(cell=CELL, earlier=(EARLIER,), namespace={}, crash=CRASH)
+    steps = next_steps(case, None, conclusive=False, tried=tried)
+    assert [step.split("    ")[0] for step in steps if "--engine" in step] == named
+    tries = [model.Evidence(engine=engine, outcome="clean", seconds=1.0) for engine in tried]
+    text = plain_text(assemble(case, tries))
+    assert text.count("--engine") == len(named)
+    assert "The replay on the CPU found nothing. What the replay checked" in text
+
+
+def test_whose_error_ended_the_replay() -> None:
+    case = doctor.Case(cell=CELL, earlier=(EARLIER,), namespace={})
+    lost = model.RealError(type="NameError", message="name 'y' is not defined")
+    typo = model.RealError(type="NameError", message="name 'z' is not defined")
+    ended = model.Evidence(engine="ghost", outcome="other_error", seconds=1.0, error=typo)
+    assert own_error(case, ended) is typo
+    assert own_error(dataclasses.replace(case, crash=CRASH), ended) is None
+    assert own_error(case, replace(ended, error=lost)) is None  # an earlier cell makes it
+    assert own_error(case, replace(ended, error=lost, engine="history")) is lost
+    assert own_error(case, replace(ended, decisions=("In [6], line 1",))) is None
+    assert own_error(case, replace(ended, missing=("model",))) is None
+    meta = model.RealError(type="NotImplementedError", message="no data in a meta tensor")
+    assert own_error(case, replace(ended, error=meta)) is None
+
+
+def test_a_difference_of_two_replays_is_said_once() -> None:
+    replays = (replace(REPLAY, outcome="clean", differences=("dropout masks are made up",)),) * 3
+    lost = replace(REPORT, confidence="not_found", finding=None, cause=None, replays=replays)
+    assert plain_text(lost).count("dropout masks are made up") == 1
+
+
+def test_a_scan_has_code_in_place_of_backticks() -> None:
+    found = scan.Scan(
+        "loader", model.Bound(low=0, high=4), (), 0, None, 0.0, notes=("`x` is no tensor",)
+    )
+    page = report.scan_bundle(found)["text/html"]
+    assert "<code>x</code> is no tensor" in page and "`" not in page
 
 
 def test_a_fault_without_a_crash_asks_for_no_restart() -> None:
@@ -557,7 +670,8 @@ def test_html_marks_the_expression_and_says_all_that_the_text_says() -> None:
         "The text is longer than the model's 512 positions.",
         "- ids = [tok(t) for t in texts] + ids = [tok(t)[:512] for t in texts]",
         "assert ids.size(1) <= 512",
-        "%assertdoc verify the fixed cell",
+        "%assertdoc verify \u2013 the fixed cell",
+        "14 x = self.tok(ids)",
         "A restart loses model (weights).",
         "Driver agrees: Indexing.cu srcIndex < srcSelectDimSize, 128 lines.",
         "tok: Tokenizer, 500 kB",
@@ -576,7 +690,7 @@ def test_html_shows_rows_of_the_data_set_beside_positions() -> None:
     said = " ".join(check_page(report.html(value)).said.split())
     assert "valuestands forpositionbatch rowdataset indexfile" in said
     assert "600tok: '#'[3, 0]3643 601[7, 5]712a.txt" in said
-    assert "600 is tok: '#'" in plain_text(value) and "601 is" not in plain_text(value)
+    assert plain_text(value).count("600 is tok: '#'") == 1 and "601 is" not in plain_text(value)
 
 
 def test_picture_has_words_and_marks_only_bad_sides() -> None:

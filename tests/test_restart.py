@@ -62,7 +62,7 @@ def choose(
         ),
         ({"__vsc_ipynb_file__": "/a.ipynb"}, "VS Code", "Restart button", True),
         ({"environ": {"VSCODE_PID": "7"}}, "Jupyter", "Kernel >", True),
-        ({"parent": ("python", "-m", "jupyter_console")}, "Jupyter kernel", "started it", False),
+        ({"parent": ("python", "-m", "jupyter_console")}, "Jupyter kernel", "Restart", False),
     ],
 )
 def test_front_ends(marks: dict[str, Any], name: str, how: str, can_restart: bool) -> None:

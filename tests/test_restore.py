@@ -66,13 +66,16 @@ def test_from_the_crash_to_the_working_gpu() -> None:
     with Kernel(extension=True, simulated_gpu=True, setup=FRONT_END) as kernel:
         for cell in (IMPORTS, DATA, MODEL):
             assert kernel.run(cell).error is None
-        crash = kernel.run(LOOP).report
+        told = kernel.run(LOOP)
+        crash = told.report
+        assert told.reports[0]["kept"] == []  # said a moment later, with what is lost
         the_report_says_what_is_lost_and_kept(crash)
         kernel.run("from nb_assertdoc import session")
         room = Path(kernel.value(f"str(session.room(session.key({SHELL})))"))
         only_the_user_can_read(room)
         assert "13 variables from In [4] of study.ipynb" in kernel.run("%assertdoc").stdout
         assert "restart it first" in kernel.run("%assertdoc restore").stdout
+        loaded_again_in_the_dead_kernel(kernel)
         assert kernel.value(CALLS) == 0
 
         kernel.restart()
@@ -92,6 +95,16 @@ def test_from_the_crash_to_the_working_gpu() -> None:
         assert "nothing is stored" in kernel.run("%assertdoc restore").stdout
         assert kernel.value("labels.tolist()") == [1, 2, 3, 1]  # it no longer needs the files
         assert kernel.value(CALLS) == 0
+
+
+def loaded_again_in_the_dead_kernel(kernel: Kernel) -> None:
+    kernel.run("1 / 0")  # the last error is not the crash's any more
+    assert "is still dead: restart it" in kernel.run("%reload_ext nb_assertdoc").stdout
+    assert "restart it first" in kernel.run("%assertdoc restore").stdout
+    assert "GPU state is dead already" in kernel.run("%assertdoc").stdout
+    again = kernel.run("%assertdoc report")
+    assert "before the restart" not in again.stdout
+    assert again.report["finding"]["bad_values"] == [3]
 
 
 def the_report_says_what_is_lost_and_kept(report: dict[str, Any]) -> None:
@@ -148,7 +161,7 @@ def all_of_them(kernel: Kernel) -> None:
 def the_fix_holds(kernel: Kernel) -> None:
     fixed = LOOP.replace("y.cuda())", "y.cuda() - 1)")
     passed = kernel.run(f"%%assertdoc verify\n{fixed}").report
-    assert passed["headline"].startswith("The failing batch passes on the CPU: ")
+    assert passed["headline"].startswith("The fix holds: the failing batch passes on the CPU, ")
     kernel.run(MODEL)
     unfixed = kernel.run("x = torch.zeros(1).cuda().item()")
     assert "holds" not in unfixed.stdout

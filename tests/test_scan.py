@@ -135,8 +135,29 @@ def test_every_container_is_counted_exactly(values, low, size, ignore):
             exec(line, space)
         if len(rest) == 2:  # the last line leaves the bad rows out
             exec(said, space)
-        if rest and "first" not in rest[0]:
+        if rest:
             assert space["bad_rows"] == bad, kind
+            assert rest[0].endswith("  # rows of the data, counted from 0; not of a batch"), kind
+
+
+def test_all_bad_rows_are_given_and_of_very_many_the_code_that_finds_them():
+    values = [99] * 400
+    wide = np.array([[1, 2], [3, 99]] * 300)
+    nested = [(0.5, [v, 1]) for v in values]
+    for data, bad in (
+        (wide, [*range(1, 600, 2)]),
+        (nested, [*range(400)]),
+        (values, [*range(400)]),
+    ):
+        line = scanned(data, Bound(low=0, high=10)).code[1]
+        space = {"data": data}
+        exec(line, space)
+        assert len(line) < 200, "code, not a list"
+        assert space["bad_rows"] == bad
+    listed = scanned([99] * 69, Bound(low=0, high=10)).code[1]
+    assert listed.startswith(f"bad_rows = {[*range(69)]}  # rows of the data")
+    stream = DataLoader(Stream([("a", 99)] * 300), batch_size=3, collate_fn=collate)
+    assert scanned(stream, Bound(low=0, high=10)).code[1].endswith("; the first 256 of 300")
 
 
 def test_the_lines_that_leave_bad_rows_out():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -10,9 +11,10 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from kernels import Kernel
+from kernels import PATIENT, Kernel
 
 from nb_assertdoc import model, session
 from nb_assertdoc.errors import StorageError
@@ -140,16 +142,54 @@ def test_a_new_kernel_id_finds_the_room_by_the_notebook(
     assert session.last_key() == session.key()
 
 
-def test_without_a_path_the_place_leads_to_the_room(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
-    monkeypatch.chdir(home)
-    fill("kernel-1", 10)
-    session.leave_signs("kernel-1")
-    assert session.last_key() == "kernel-1"
-    monkeypatch.chdir("/")
-    assert session.last_key() == session.key()
+CRASH = """
+import torch
+labels = [1]
+def pick(i):
+    return torch.zeros(3).cuda()[torch.tensor([i]).cuda()]
+pick(5).cpu()"""
+
+
+def test_another_kernel_in_the_folder_is_named_and_never_taken_for_this_one(home: Path) -> None:
+    env, choice = {"TMPDIR": str(home)}, {**PATIENT, "replay": False}
+    setup = "__vsc_ipynb_file__ = '/home/me/study.ipynb'"
+    here: dict[str, Any] = {"simulated_gpu": True, "cwd": home, "env": env, "settings": choice}
+    with Kernel(extension=True, setup=setup, **here) as crashed:
+        assert crashed.run(CRASH).error is not None
+        room = crashed.folder.name
+    session.save(REPORT, room)
+    with Kernel(**here) as kernel:  # the front end tells no notebook's name
+        said = kernel.run("%load_ext nb_assertdoc").stdout
+        assert "2 variables wait from another kernel in this folder (In [1] of study.ipynb" in said
+        assert "%assertdoc restore --from-folder" in said
+        assert "there is no report yet" in kernel.run("%assertdoc report").stdout
+        assert "no failing replay is stored" in kernel.run("%assertdoc verify").stdout
+        assert "Stored" not in kernel.run("%assertdoc").stdout
+        assert "nothing is stored" in kernel.run("%assertdoc restore").stdout
+        assert kernel.value("'labels' in globals()") is False
+        kernel.run("%assertdoc forget")  # its own, not the other's
+
+        said = kernel.run("%assertdoc restore --from-folder").stdout
+        assert "given back    labels, pick" in said
+        the_code_that_came_back_has_its_lines(kernel)
+
+        kernel.run("from nb_assertdoc import session")
+        assert kernel.value("session.nearby_key(get_ipython())") == room
+        kernel.run("__vsc_ipynb_file__ = '/home/me/other.ipynb'")
+        assert kernel.value("session.nearby_key(get_ipython())") is None
+        kernel.run("%assertdoc forget --all")
+        said = kernel.run("%assertdoc restore --from-folder").stdout
+        assert "no other kernel that has ended left variables in this folder" in said
+
+
+def the_code_that_came_back_has_its_lines(kernel: Kernel) -> None:
+    line = "    return torch.zeros(3).cuda()[torch.tensor([i]).cuda()]"
+    assert line in kernel.value("__import__('inspect').getsource(pick)")
+    failed = kernel.run("pick('no')").text
+    assert "Could not get source" not in failed
+    assert "torch.tensor([i])" in re.sub(r"\x1b\[[0-9;]*m", "", failed)
+    place = kernel.run("%%cpu_replay\npick(7)").report["finding"]["location"]
+    assert (place["source"], place["function"].partition("(")[0]) == (line, "pick")
 
 
 def test_the_own_kernel_id_comes_first(home: Path) -> None:
@@ -159,7 +199,8 @@ def test_the_own_kernel_id_comes_first(home: Path) -> None:
     assert session.last_key() == session.key()
 
 
-def test_forgetting_one_and_all(home: Path) -> None:
+def test_forgetting_one_and_all(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JPY_SESSION_NAME", "study.ipynb")
     for name in ("one", "two"):
         fill(name, 1000)
         session.leave_signs(name)

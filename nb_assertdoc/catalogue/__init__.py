@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from .entries import Entry, entries, entry
-from .explain import explain, topics
+from .explain import CPU_ERROR, explain, topics
 from .parse import Parsed, driver_line, fold, operators_of, parse
 from .surfaces import Surface, surface_of, surface_of_code
 
 __all__ = [
+    "CPU_ERROR",
     "Entry",
     "Parsed",
     "Surface",

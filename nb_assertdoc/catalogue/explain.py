@@ -15,8 +15,8 @@ from .surfaces import NOT_OURS, SURFACES, surface_of
 
 _WIDTH = 100
 _NEXT = (
-    "Next: restart the kernel, then %cpu_replay runs the failing cell on the CPU and shows the call"
-    " and the values."
+    "Next: in the same kernel, before its restart, %cpu_replay runs the failing cell on the CPU and"
+    " shows the call and the values. Then restart the kernel."
 )
 _GIVE = (
     "Give the text of a CUDA error, a line that the GPU driver printed, a catalogue id such as"
@@ -53,6 +53,7 @@ _CPU = {
     r"invalid multinomial distribution": "multinomial_async_sum",
     r"Expected p_in >= 0 && p_in <= 1": "bernoulli_p1",
 }
+CPU_ERROR = re.compile("|".join(_CPU))
 _HINTS = {"TORCH_USE_CUDA_DSA": "dsa", "CUDA_LAUNCH_BLOCKING": "launch-blocking"}
 
 

@@ -23,13 +23,17 @@ from nb_assertdoc.errors import (
     did_you_mean,
 )
 
+from . import outputs
+
 if TYPE_CHECKING:
-    from .execution import Shown
+    from nb_assertdoc.model import Report
 
 OK, FAILED, USAGE, DIAGNOSED, NOT_FOUND = 0, 1, 2, 3, 4
 EXIT_CODES = (
     "Exit codes: 0 no assert; 3 an assert, diagnosed; 4 an assert whose cause was not found; "
-    "1 the notebook failed otherwise; 2 a wrong argument or input."
+    "1 the notebook failed otherwise; 2 a wrong argument or input. "
+    "demo: 0 the diagnosis is the right one; 1 it is not. "
+    "check: 0 nothing suspicious was found; 1 something was."
 )
 ENGINES = ("ghost", "cpu", "history")
 
@@ -67,7 +71,7 @@ def _run(options: argparse.Namespace) -> int:
     folder = _folder(options)
     if options.cell is not None:
         notebooks.check_cell(notebook, options.cell)
-    _check_outputs(options)
+    outputs.check(options)
 
     from .execution import execute
 
@@ -80,10 +84,11 @@ def _run(options: argparse.Namespace) -> int:
         last=options.cell,
         engine=options.engine,
         seconds=options.timeout,
+        progress=_progress(),
     )
     _write_notebook(notebook, options)
-    if result.shown is not None:
-        return _deliver(result.shown, options)
+    if result.report is not None:
+        return _deliver(result.report, options)
     if result.problem is None:
         print("No device-side assert: every cell ran.")
         return OK
@@ -92,26 +97,41 @@ def _run(options: argparse.Namespace) -> int:
 
     if recognise_text(result.problem) is not None:
         return _say(f"a device-side assert without a report: {result.problem}", NOT_FOUND)
-    return _say(f"the notebook failed: {result.problem}", FAILED)
+    from nb_assertdoc.catalogue import CPU_ERROR
+
+    hint = ""
+    if CPU_ERROR.search(result.problem):
+        more = "" if options.simulated_gpu else "`nb-assertdoc run --simulated-gpu`, or "
+        hint = f"; {more}`%cpu_replay` in the notebook, names the value, its place and the cause"
+    return _say(f"the notebook failed: {result.problem}{hint}", FAILED)
+
+
+def _progress() -> Callable[[str], None]:
+    """Shows one line on standard error while a command works, where a person looks at it."""
+
+    def show(line: str) -> None:
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+
+    return show if sys.stderr.isatty() else lambda line: None
 
 
 def _demo(options: argparse.Namespace) -> int:
-    _check_outputs(options)
+    outputs.check(options)
 
     from . import demo
     from .execution import execute
 
     with tempfile.TemporaryDirectory(prefix="nb-assertdoc-demo-") as folder:
-        result = execute(demo.notebook(), Path(folder), simulated_gpu=True)
-    if result.shown is None:
+        result = execute(demo.notebook(), Path(folder), simulated_gpu=True, progress=_progress())
+    if result.report is None:
         return _say(f"the demo made no report: {result.problem or 'no cell failed'}", FAILED)
     if options.report is None:
         options.report = Path(tempfile.mkdtemp(prefix="nb-assertdoc-")) / "report.json"
     if options.html is None:
         options.html = options.report.with_suffix(".html")
-    _deliver(result.shown, options)
+    _deliver(result.report, options)
     print(f"\nSaved: {options.report} and {options.html}")
-    if demo.is_right(result.shown.report):
+    if demo.is_right(result.report):
         return OK
     return _say("the demo's diagnosis is not the right one", FAILED)
 
@@ -122,16 +142,22 @@ def _diagnose(options: argparse.Namespace) -> int:
     notebook = notebooks.read(options.notebook)
     folder = _folder(options)
     if options.cell is None:
-        index = notebooks.failing_cell(notebook, options.notebook)
+        failing, others = notebooks.failing_cell(notebook)
+        if failing is None:
+            none = f"no device-side assert in the saved outputs of {options.notebook}"
+            hint = "--cell N replays cell N all the same"
+            if others:
+                return _say(f"{none}, other errors: {'; '.join(others)}; {hint}", FAILED)
+            print(f"{none.capitalize()}, no error at all; {hint}.")
+            return OK
+        index = failing
     else:
         index = options.cell
         notebooks.check_cell(notebook, index, code=True)
-    _check_outputs(options)
+    outputs.check(options)
 
     from nb_assertdoc import doctor
-    from nb_assertdoc.report import bundle, html, text
-
-    from .execution import Shown
+    from nb_assertdoc.report import bundle
 
     report = doctor.diagnose_saved(
         notebook_path=options.notebook,
@@ -141,9 +167,9 @@ def _diagnose(options: argparse.Namespace) -> int:
         engine=options.engine,
         seconds=options.timeout,
     )
-    notebooks.add_display(notebook, index, bundle(report))
+    notebooks.add_display(notebook, index, bundle(report, live=False))
     _write_notebook(notebook, options)
-    return _deliver(Shown(report, text(report), html(report)), options)
+    return _deliver(report, options)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -323,37 +349,7 @@ def _folder(options: argparse.Namespace) -> Path:
     return folder.resolve()
 
 
-# ---- files that are written
-
-
-def _check_outputs(options: argparse.Namespace) -> None:
-    """Refuse, before anything runs, files that could not be written or should not be."""
-    taken = {} if options.notebook is None else {options.notebook.resolve(): "the input"}
-    for name in ("output", "report", "html"):
-        path: Path | None = getattr(options, name)
-        if path is None:
-            continue
-        if (other := taken.get(path.resolve())) is not None:
-            hint = "; --inplace writes it" if (name, other) == ("output", "the input") else ""
-            raise UsageError(f"--{name} {path}: this file is {other}{hint}")
-        taken[path.resolve()] = f"--{name}, too"
-        _check_writable(f"--{name}", path)
-    if options.inplace:
-        _check_writable("--inplace", options.notebook)
-
-
-def _check_writable(option: str, path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: this is a folder, not a file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
-    try:
-        if path.exists():
-            path.open("ab").close()
-        else:
-            tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise UsageError(f"{option} {path}: cannot be written ({error.strerror})") from error
+# ---- what is written
 
 
 def _write_notebook(notebook: Any, options: argparse.Namespace) -> None:
@@ -361,25 +357,19 @@ def _write_notebook(notebook: Any, options: argparse.Namespace) -> None:
     if path is not None:
         from . import notebooks
 
-        _write(path, notebooks.to_text(notebook))
+        outputs.write(path, notebooks.to_text(notebook))
 
 
-def _deliver(shown: Shown, options: argparse.Namespace) -> int:
+def _deliver(report: Report, options: argparse.Namespace) -> int:
     """Print the report, write the files that were asked for; returns the exit code."""
     from nb_assertdoc import model
+    from nb_assertdoc.report import html, text
 
     if options.report is not None:
-        _write(options.report, model.to_json(shown.report).decode() + "\n")
+        outputs.write(options.report, model.to_json(report).decode() + "\n")
     if options.html is not None:
         head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>nb-assertdoc</title>'
-        _write(options.html, f"{head}<body>{shown.html}</body></html>\n")
-    print(shown.text, flush=True)
-    codes = {"clean": OK, "not_found": NOT_FOUND}
-    return codes.get(shown.report.confidence, DIAGNOSED)
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
+        outputs.write(options.html, f"{head}<body>{html(report, live=False)}</body></html>\n")
+    print(text(report, live=False), flush=True)
+    codes = {"clean": OK, "not_found": NOT_FOUND if report.crash is not None else FAILED}
+    return codes.get(report.confidence, DIAGNOSED)

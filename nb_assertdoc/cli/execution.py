@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +18,8 @@ import msgspec
 
 from nb_assertdoc import model
 from nb_assertdoc.errors import UsageError, WorkerError
+
+from .notebooks import name_of
 
 LAUNCH_BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}  # before CUDA starts, or it has no effect
 # Who runs this command asks for the replay. One expression: it leaves no name in the notebook.
@@ -28,19 +30,10 @@ USE_ASKED_BUDGET = (
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A report, and its two readable forms as the user is shown them."""
-
-    report: model.Report
-    text: str
-    html: str
-
-
-@dataclass(frozen=True)
 class Result:
     """What stopped the notebook: a crash's report, the failure in words; both None: nothing."""
 
-    shown: Shown | None = None
+    report: model.Report | None = None
     problem: str | None = None
 
 
@@ -54,6 +47,7 @@ def execute(
     last: int | None = None,
     engine: str | None = None,
     seconds: float | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Result:
     """Run the cells of `notebook` in `folder`, and put their outputs into it.
 
@@ -66,6 +60,7 @@ def execute(
         last: index of the last cell to run, default: all.
         engine: replay a crash with this engine too, after the automatic replay.
         seconds: limit for one cell, replays included.
+        progress: told one line about what is done now; "" at the end.
 
     Raises `UsageError` if the kernel is unknown or cannot load the extension, `WorkerError` if it
     does not start or has a version of this package that does not fit.
@@ -78,23 +73,29 @@ def execute(
         client = NotebookClient(notebook, km=manager, timeout_func=lambda cell: seconds)
         environment = {**os.environ, **(LAUNCH_BLOCKING if launch_blocking else {})}
         async with _started(client, manager, folder, environment, log):
+            progress("starting a kernel ...")
             await _load_extensions(client, kernel, simulated_gpu)
             for index, cell in enumerate(notebook.cells[: None if last is None else last + 1]):
                 saved = cell.get("outputs")
+                progress(f"cell {index} (0 to {len(notebook.cells) - 1}) ...")
                 problem = await _execute_cell(client, cell, index)
                 if problem is None and cell.get("outputs") is saved:
                     continue  # not executed: not code, empty, or tagged to be skipped
                 problem = problem or _error_in(cell, index)
                 # A crash that the user's code swallowed leaves a report without an error.
-                shown = _shown_in(cell)
-                if shown is not None and engine is not None:
-                    shown = await _replay_with(client, engine, seconds) or shown
-                if shown is not None or problem is not None:
-                    return Result(shown, problem)
+                report = _report_in(cell)
+                if report is not None and engine is not None:
+                    progress(f"replaying with the engine {engine} ...")
+                    report = await _replay_with(client, engine, seconds) or report
+                if report is not None or problem is not None:
+                    return Result(report, problem)
         return Result()
 
     with _kernel_manager(kernel) as manager, tempfile.TemporaryFile() as log:
-        return asyncio.run(run(manager, log))
+        try:
+            return asyncio.run(run(manager, log))
+        finally:
+            progress("")
 
 
 @contextlib.asynccontextmanager
@@ -146,11 +147,11 @@ async def _execute_cell(client: Any, cell: Any, index: int) -> str | None:
     try:
         await client.async_execute_cell(cell, index)
     except CellExecutionError as error:
-        return f"cell {index}: {error.ename}: {error.evalue}"
+        return f"{name_of(cell, index)}: {error.ename}: {error.evalue}"
     except DeadKernelError:
-        return f"cell {index}: the kernel died"
+        return f"{name_of(cell, index)}: the kernel died"
     except CellControlSignal as error:  # a timeout
-        return f"cell {index}: {str(error).splitlines()[0]}"
+        return f"{name_of(cell, index)}: {str(error).splitlines()[0]}"
     return None
 
 
@@ -167,13 +168,13 @@ async def _execute_aside(client: Any, code: str) -> Any:
         client.nb, client.timeout_func = before
 
 
-async def _replay_with(client: Any, engine: str, seconds: float | None) -> Shown | None:
+async def _replay_with(client: Any, engine: str, seconds: float | None) -> model.Report | None:
     """What the engine that was asked for finds; None if it made no report."""
     from nbclient.exceptions import CellControlSignal
 
     limit = "" if seconds is None else f" --timeout {seconds}"
     with contextlib.suppress(CellControlSignal):
-        return _shown_in(await _execute_aside(client, f"%cpu_replay --engine {engine}{limit}"))
+        return _report_in(await _execute_aside(client, f"%cpu_replay --engine {engine}{limit}"))
     return None
 
 
@@ -182,10 +183,12 @@ def _error_in(cell: Any, index: int) -> str | None:
     if "raises-exception" in cell.metadata.get("tags", []):
         return None
     errors = [output for output in cell.outputs if output.output_type == "error"]
-    return f"cell {index}: {errors[0].ename}: {errors[0].evalue}" if errors else None
+    if not errors:
+        return None
+    return f"{name_of(cell, index)}: {errors[0].ename}: {errors[0].evalue}"
 
 
-def _shown_in(cell: Any) -> Shown | None:
+def _report_in(cell: Any) -> model.Report | None:
     """The last report of a crash among a cell's outputs."""
     for output in reversed(cell.get("outputs", [])):
         data = output.get("data", {})
@@ -197,7 +200,7 @@ def _shown_in(cell: Any) -> Shown | None:
                     f"this version cannot read the report of the kernel's nb_assertdoc: {error}"
                 ) from error
             if report.crash is not None:
-                return Shown(report, data["text/plain"], data["text/html"])
+                return report
     return None
 
 

@@ -98,8 +98,8 @@ def check_cell(notebook: Any, index: int, *, code: bool = False) -> None:
         raise UsageError(f"--cell {index}: this cell has no code; cells with code: {known}")
 
 
-def failing_cell(notebook: Any, path: Path) -> int:
-    """The first cell whose saved outputs hold a device-side assert; NotebookError if none does."""
+def failing_cell(notebook: Any) -> tuple[int | None, list[str]]:
+    """The first cell whose saved outputs hold a device-side assert; else the other errors."""
     from nb_assertdoc.detector import recognise_text
 
     others = []
@@ -110,13 +110,15 @@ def failing_cell(notebook: Any, path: Path) -> int:
             name = str(output.get("ename"))
             lines = [f"{name}: {output.get('evalue')}", *map(str, output.get("traceback") or [])]
             if recognise_text("\n".join(lines)) is not None:
-                return index
-            others.append(f"cell {index} ({name})")
-    found = f"other errors: {', '.join(others)}" if others else "no error at all"
-    raise NotebookError(
-        f"{path}: no device-side assert in the saved outputs, {found}; "
-        "--cell N replays cell N all the same"
-    )
+                return index, []
+            others.append(f"{name_of(cell, index)}: {name}")
+    return None, others
+
+
+def name_of(cell: Any, index: int) -> str:
+    """ "cell 2 (counted from 0), In [3]"."""
+    count = cell.get("execution_count")
+    return f"cell {index} (counted from 0)" + (f", In [{count}]" if count else "")
 
 
 def add_display(notebook: Any, index: int, bundle: dict[str, Any]) -> None:

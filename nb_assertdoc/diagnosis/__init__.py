@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 import textwrap
 
+import msgspec
+
 from nb_assertdoc import catalogue
 from nb_assertdoc.model import Cause, Crash, Fix, Observed
 
 from . import arguments, categories, indices, labels, masks, positions, tables, values
 from .driver import contradiction
 from .facts import Facts
+from .fixes import to_paste
 from .headline import headline
 from .rule import Match, Rule
 from .texts import TEXTS
@@ -58,7 +61,8 @@ def diagnose(observed: Observed, crash: Crash | None = None) -> tuple[Cause, tup
         explanation=match.explanation,
         because=(*facts.measured(), *match.because),
     )
-    return cause, match.fixes
+    fixes = (msgspec.structs.replace(f, code=to_paste(facts, f.code)) for f in match.fixes)
+    return cause, tuple(fixes)
 
 
 def cause_keys() -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import math
 import re
@@ -78,6 +79,27 @@ def spell(values: Sequence[Number], distinct: int | None = None) -> str:
     if total > 4:
         return f"{', '.join(map(str, shown[:3]))} ... {shown[-1]} ({total:,} distinct)"
     return " and ".join(filter(None, [", ".join(map(str, shown[:-1])), *map(str, shown[-1:])]))
+
+
+def _bound(cell: str) -> set[str]:
+    """The names that the code binds outside functions and classes."""
+    plain = re.sub(r"^([ \t]*)[%!].*$", r"\1pass", cell, flags=re.MULTILINE)
+    try:
+        nodes: list[ast.AST] = list(ast.parse(plain).body)
+    except (SyntaxError, ValueError):
+        return set()
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.alias):
+            found.add((node.asname or node.name).partition(".")[0])
+        if not isinstance(node, ast.Lambda | ast.ListComp | ast.DictComp | ast.SetComp):
+            nodes += ast.iter_child_nodes(node)
+    return found
 
 
 @dataclass(frozen=True)
@@ -264,6 +286,17 @@ class Facts:
         passes = (HELD_OUT[word] for found in lines for word in HELD_OUT if word in found)
         return next(passes, None)
 
+    @cached_property
+    def existing(self) -> frozenset[str]:
+        """Names that the failing line can use: its own, the notebook's variables, the module's."""
+        observed, finding = self.observed, self.observed.finding
+        own = (finding.location.source, observed.index_expression, observed.table_expression)
+        found = {name for text in own for name in re.findall(r"[A-Za-z_]\w*", text or "")}
+        found |= {re.split(r"\W", v.name)[0] for v in observed.variables} | {"torch"}
+        for text in observed.sources:
+            found |= _bound(text)
+        return frozenset(found)
+
     # ---- words for the report
 
     @property
@@ -314,10 +347,6 @@ class Facts:
             sentences.insert(0, self._range(self.seen, f"`{self.name}` {whose}"))
         if finding.step is not None and finding.step.split:
             sentences.append(f"it is in the {finding.step.split} pass: `{finding.step.loop}`")
-        if self.crash is not None and self.crash.messenger:
-            sentences.append(
-                f"{self.crash.messenger} only brought the news: the index was bad before it"
-            )
         return sentences
 
     def _range(self, values: Values, whose: str) -> str:
@@ -328,13 +357,18 @@ class Facts:
 
     def longer(self, pattern: str) -> list[str]:
         """The user's containers with a matching name and more entries than the valid range."""
-        found = []
-        for v in self.observed.variables:
-            size = re.match(r"(?:dict|list|tuple|set) of (\d+)", v.value)
-            named = re.search(pattern, v.name, re.IGNORECASE)
-            if size and named and int(size[1]) > (self.high or 0):
-                found.append(f"`{v.name}` has {size[1]} entries")
-        return found
+        found = self.containers(pattern)
+        high = self.high or 0
+        return [f"`{name}` has {size} entries" for name, size in found if size > high]
+
+    def containers(self, pattern: str) -> list[tuple[str, int]]:
+        """The user's containers with a matching name, and their sizes."""
+        sized = [
+            (v.name, re.match(r"(?:dict|list|tuple|set) of (\d+)", v.value))
+            for v in self.observed.variables
+            if re.search(pattern, v.name, re.IGNORECASE)
+        ]
+        return [(name, int(size[1])) for name, size in sized if size]
 
     def sizes(self, pattern: str) -> list[str]:
         """The user's variables with a matching name that hold the size of the valid range."""

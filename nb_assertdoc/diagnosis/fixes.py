@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import re
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from .facts import Facts
 MINUS_1 = "{} - 1"  # what an edit makes of the index
 # An expression that can be read twice without harm, and calls that leave its values as they are.
 CHAIN = r"[A-Za-z_]\w*([.]\w+|\[['\"]?\w+['\"]?\])*"
+ONCE = r"next|pop|popleft|popitem|get|read\w*|send|recv|sample\w*|rand\w*|choice\w*|\w*_"
 MOVES = r"([.](to|cuda|cpu|long|int|detach|clone|contiguous|squeeze|flatten)\([^()]*\))*"
 
 
@@ -26,13 +28,36 @@ def parses(code: str) -> bool:
 
 
 def name_of(facts: Facts, default: str) -> str:
-    """The user's name for the index if it can be read twice without harm, else `default`.
+    """The user's expression for the index if it can be read twice without harm, else `default`.
 
     "y" for `y.to(device)`: the values are the same.
     """
     own = (facts.observed.index_expression or "").strip()
     plain = re.sub(rf"(?<=.){MOVES}$", "", own)
-    return plain if re.fullmatch(CHAIN, plain) and parses(plain) else default
+    if re.fullmatch(CHAIN, plain) and parses(plain):
+        return plain
+    try:
+        tree = ast.parse(own, mode="eval").body
+    except (SyntaxError, ValueError):
+        return default
+    calls = [n.func for n in ast.walk(tree) if isinstance(n, ast.Call)]
+    if len(own) > 60 or isinstance(tree, ast.Tuple | ast.Constant | ast.Starred):
+        return default
+    if any(not isinstance(c, ast.Attribute) or re.fullmatch(ONCE, c.attr) for c in calls):
+        return default  # a function of the user's, or one whose second call gives something else
+    alone = isinstance(tree, ast.Call | ast.Attribute | ast.Subscript | ast.Name)
+    return own if alone else f"({own})"
+
+
+def to_paste(facts: Facts, code: str | None) -> str | None:
+    """The code, if every name in it exists at the failing line; else None."""
+    if code is None:
+        return None
+    if not parses(code):
+        return None
+    names = [n for n in ast.walk(ast.parse(code)) if isinstance(n, ast.Name)]
+    made = {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    return code if {n.id for n in names} <= made | facts.existing | set(dir(builtins)) else None
 
 
 def keep(name: str, high: int | None, ignore: int | None = None, low: int = 0) -> str:

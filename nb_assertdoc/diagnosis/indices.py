@@ -107,7 +107,8 @@ def node_index(facts: Facts) -> Match | None:
                 title="Or keep all nodes, if the features are incomplete",
                 explanation="The number of feature rows must be at least the largest node "
                 "number plus one.",
-                code=f"assert x.size(0) > int({name}.max()), 'fewer feature rows than nodes'",
+                code=f"assert {facts.observed.table_expression or 'x'}.size(0) > "
+                f"int({name}.max()), 'fewer feature rows than nodes'",
             ),
         ),
     )

@@ -262,7 +262,8 @@ def loss_mismatch(facts: Facts) -> Match | None:
                     title="Use BCEWithLogitsLoss, or two outputs without sigmoid",
                     explanation="One output: nn.BCEWithLogitsLoss on the raw output, float "
                     "targets 0.0/1.0. Two outputs: nn.CrossEntropyLoss on the raw outputs.",
-                    code="assert logits.shape[1] >= 2, 'cross-entropy needs an output per class'",
+                    code=f"assert {facts.observed.table_expression or 'logits'}.shape[1] >= 2, "
+                    "'cross-entropy needs an output per class'",
                 ),
             ),
         )

@@ -9,6 +9,7 @@ from nb_assertdoc.model import Fix, Tokenizer
 from .facts import LOSSES, TABLES, Facts, vocabulary
 from .fixes import edit_line, keep, name_of
 from .rule import Match, Rule
+from .sizes import VOCABULARIES, edit_size, rows_needed
 
 TYPE = vocabulary(
     "token_type segment segments seg type_ids type_emb type_embedding type_embeddings"
@@ -117,6 +118,7 @@ def tts_symbol(facts: Facts) -> Match | None:
         return None
     speaker = {"speaker", "speakers", "spk"} & facts.names
     what = "Speaker" if speaker else "Symbol"
+    need = rows_needed(facts, "symbol|speaker|spk|phone")
     return Match(
         score=score,
         explanation=f"{what} ids go up to {facts.bad[-1]}, {facts.table} has {facts.high} rows. "
@@ -128,11 +130,12 @@ def tts_symbol(facts: Facts) -> Match | None:
         ),
         fixes=(
             Fix(
-                title=f"Build the table from the same list: at least {int(facts.bad[-1]) + 1} rows",
+                title=f"Build the table from the same list: at least {need} rows",
                 explanation=f"Use len() of the {what.lower()} list that the data is encoded "
                 "with (other language, added punctuation, padding symbol); with a checkpoint "
                 "use the checkpoint's list.",
-                code=keep(name_of(facts, "symbol_ids"), int(facts.bad[-1]) + 1),
+                code=keep(name_of(facts, "symbol_ids"), need),
+                edit=edit_size(facts, need),
             ),
         ),
     )
@@ -180,7 +183,7 @@ def token_id(facts: Facts) -> Match | None:
     score = _score_tokens(facts)
     if score is None or not facts.too_large:
         return None
-    rows, need = facts.high, int(max(facts.bad)) + 1
+    rows, need = facts.high, rows_needed(facts, VOCABULARIES)
     tokenizer, why = _wrong_tokenizer(facts)
     because = config_says(facts, "vocab_size")
     if tokenizer is not None:
@@ -189,7 +192,7 @@ def token_id(facts: Facts) -> Match | None:
         because.append(f"{size}{base}; the table has {rows:,} rows")
         because += [f"id {i} is the token {t!r}" for i, t in list(tokenizer.tokens.items())[:4]]
         need = max(need, tokenizer.size) if why != "unknown" else need
-    because += facts.sizes("vocab|token|word") + facts.longer("vocab|stoi|word|token")
+    because += facts.sizes("vocab|token|word") + facts.longer(f"{VOCABULARIES}|token")
     target = facts.op in LOSSES
     place = f"the output has {rows} classes" if target else f"{facts.table} has {rows} rows"
     title: str | None = None
@@ -233,7 +236,8 @@ def token_id(facts: Facts) -> Match | None:
         explanation="Take the number of rows from the vocabulary that numbers the tokens, "
         "padding and unknown included.",
         code=keep(ids, need),
-        edit=edit_line(facts, rf"(?<!\w)vocab_size\s*=\s*{rows}\b", f"vocab_size={need}"),
+        edit=edit_line(facts, rf"(?<!\w)vocab_size\s*=\s*{rows}\b", f"vocab_size={need}")
+        or (None if target else edit_size(facts, need)),
     )
     check = Fix(
         title="Or use the model's own tokenizer",
@@ -258,12 +262,12 @@ def table_too_small(facts: Facts) -> Match | None:
         because=tuple(facts.sizes("vocab|num|size|n_|len")),
         fixes=(
             Fix(
-                title=f"Give the table at least {int(facts.bad[-1]) + 1} rows, or correct the "
-                "index",
+                title=f"Give the table at least {need} rows, or correct the index",
                 explanation="Take the number of rows from the data: the largest index of every "
                 "split plus one.",
                 code=keep(name_of(facts, "index"), need),
-                edit=edit_line(facts, rf"Embedding\({facts.high},", f"Embedding({need},"),
+                edit=edit_line(facts, rf"Embedding\({facts.high},", f"Embedding({need},")
+                or edit_size(facts, need),
             ),
         ),
     )

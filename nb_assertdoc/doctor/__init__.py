@@ -12,9 +12,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from .. import detector, frames, salvage
 from ..errors import TorchMissing, UsageError, WorkerError
-from ..model import Evidence, Kept, Lost, Report, Source
+from ..model import REBUILT, Environment, Evidence, Kept, Lost, Report, Source
+from ..report import SIMULATED
 from ..settings import settings
 from .assembly import assemble
 from .case import (
@@ -31,7 +34,7 @@ from .case import (
 from .keeping import keep_replay, keep_variables, still_good
 from .ladder import ENGINES, Progress, climb
 from .restoring import describe, restore
-from .steps import with_stored
+from .steps import go_on, with_stored
 from .verification import confirmation, suggested, verify
 
 __all__ = [
@@ -45,6 +48,7 @@ __all__ = [
     "diagnose",
     "diagnose_saved",
     "environment_now",
+    "go_on",
     "keep_variables",
     "last_report",
     "measure",
@@ -108,7 +112,9 @@ def diagnose(
         log.exception("nb_assertdoc: the replay failed")
         notes.append(f"the replay failed: {type(error).__name__}: {error}")
     try:
-        if case.keep_as is None and case.namespace is not None:  # else what was kept is said
+        if case.keep_as is not None:
+            kept = ()  # the variables are saved next, and the report then says which
+        elif case.namespace is not None:
             kept = still_good(kept, case.namespace, case.integers)
         _last = assemble(case, tries, kept, tuple(lost), tuple(notes))
         if folder is not None and case.keep_as is not None:
@@ -147,7 +153,8 @@ def measure(
 def _salvage(case: Case, folder: Path, progress: Progress) -> salvage.Salvaged:
     namespace = case.namespace or {}
     names = salvage.reached(frames.body(case.cell.source), namespace)
-    progress(f"saving {len(names)} variables")
+    if names:
+        progress(f"saving {len(names)} variable{'s' if len(names) > 1 else ''}")
     saved = salvage.write(
         folder / "capsule",
         namespace,
@@ -204,10 +211,22 @@ def diagnose_saved(
         earlier=earlier,
         crash=crash,
         cwd=str(cwd),
-        doubts=("the notebook's state was rebuilt by running its cells again",),
+        doubts=(REBUILT,) if earlier else ("a saved notebook does not hold the cell's variables",),
+        environment=_environment(notebook),
     )
     return diagnose(
         case,
         engine=engine,
         seconds=seconds if seconds is not None else settings().asked_seconds,
     )
+
+
+def _environment(notebook: Any) -> Environment:
+    """This process's; the device is the simulated one where the notebook shows that it was."""
+    cells = [c for c in notebook.cells if c.cell_type == "code"]
+    simulated = any(
+        "load_ext nb_assertdoc.simulated_gpu" in c.source or SIMULATED in str(c.get("outputs"))
+        for c in cells
+    )
+    here = environment_now()
+    return msgspec.structs.replace(here, devices=(SIMULATED,)) if simulated else here

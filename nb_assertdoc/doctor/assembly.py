@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from .. import diagnosis
-from ..model import Cause, Environment, Evidence, Kept, Lost, Observed, Replay, Report
+from ..model import Cause, Environment, Evidence, Fix, Kept, Lost, Observed, Replay, Report
+from .attempts import name_of
 from .case import Case, environment_now
-from .ladder import allowed_operators, chosen
+from .ladder import allowed_operators, chosen, own_error
 from .steps import next_steps
 
 
@@ -29,7 +30,7 @@ def assemble(
             peak_rss_bytes=t.peak_rss_bytes,
             steps=t.steps,
             checks=t.checks,
-            differences=(*t.differences, *_doubts(t)),
+            differences=(*t.differences, *_doubts(case, t)),
         )
         for t in tries
     )
@@ -37,6 +38,7 @@ def assemble(
     if best is None:
         return _without_finding(case, tries, replays, kept, lost, notes, environment)
     cause, fixes = diagnosis.diagnose(best, case.crash)
+    fixes = tuple(_placed(case, best, fix) for fix in fixes)
     warnings = tuple(w for t in tries for w in t.warnings)
     cause = _with_evidence(case, cause, best, warnings)
     doubts = [*best.unknown, *case.doubts]
@@ -71,15 +73,24 @@ def assemble(
     )
 
 
+def _placed(case: Case, observed: Observed, fix: Fix) -> Fix:
+    """A fix that changes another line than the failing one says where that stands."""
+    edit = fix.edit
+    if edit is None or edit.old == observed.finding.location.source.strip():
+        return fix
+    for cell in reversed(case.sources):
+        lines = [line.strip() for line in cell.source.splitlines()]
+        if edit.old in lines:
+            where = f"{name_of(cell)}, line {lines.index(edit.old) + 1 + cell.above}"
+            said = f"{fix.explanation} The line to change is {where}."
+            return msgspec.structs.replace(fix, explanation=said)
+    return fix
+
+
 def _with_evidence(case: Case, cause: Cause, chosen: Observed, warnings: tuple[str, ...]) -> Cause:
-    """A cause with what lies outside the faulty call: messenger, swallowing, warnings."""
+    """A cause with what lies outside the faulty call: swallowing, warnings."""
     because = list(cause.because)
     crash = case.crash
-    if crash is not None and crash.messenger:
-        because.append(
-            f"The {crash.messenger} error was only the messenger: the first library call after the "
-            "assert reports it."
-        )
     if crash is not None and not crash.exception:
         because.append(f"{crash.message} try/except cannot help: the GPU state stays dead.")
     longer = [w for w in warnings if "longer than" in w]
@@ -88,14 +99,16 @@ def _with_evidence(case: Case, cause: Cause, chosen: Observed, warnings: tuple[s
     return msgspec.structs.replace(cause, because=tuple(because))
 
 
-def _doubts(evidence: Evidence) -> tuple[str, ...]:
+def _doubts(case: Case, evidence: Evidence) -> tuple[str, ...]:
     found = []
-    if evidence.error is not None:
+    if evidence.error is not None and own_error(case, evidence) is None:  # the headline says it
         found.append(f"the replay ended with {evidence.error.type}: {evidence.error.message[:200]}")
     found += [f"needed but lost: {m}" for m in evidence.missing]
     if evidence.ghost_operators:
         names = ", ".join(evidence.ghost_operators)
         found.append(f"not checked, their values were not computed: {names}")
+    if case.crash is None:
+        found.append("the replay's output is not shown")
     return tuple(found)
 
 
@@ -109,8 +122,10 @@ def _without_finding(
     environment: Environment,
 ) -> Report:
     clean = case.crash is None and any(t.outcome == "clean" for t in tries)
+    own = own_error(case, tries[-1]) if tries and not clean else None
     cause = None
-    steps = (*notes, *next_steps(case, None, conclusive=clean))
+    tried = [t.engine for t in tries]
+    steps = (*notes, *next_steps(case, None, conclusive=clean, tried=tried, own_error=bool(own)))
     if clean:
         checks = [t.checks for t in tries if t.outcome == "clean"]
         nearest = [t for c in checks for t in c.tightest]
@@ -119,6 +134,9 @@ def _without_finding(
         if nearest:
             headline += f", tightest margin {min(t.margin for t in nearest):g}"
         headline += "."
+    elif own is not None:
+        said = " ".join(f"{own.type}: {own.message}".split())[:160].rstrip(".: ")
+        headline = f"Your cell raised {said} on the CPU, before any index was out of range."
     else:
         ended = next((t.error for t in reversed(tries) if t.error is not None), None)
         headline = "The fault did not show on the CPU."
@@ -127,17 +145,16 @@ def _without_finding(
         elif notes:
             headline += f" {notes[0][:160]}"
         if case.crash is not None:
-            cause = Cause(
-                key="not_reproduced_on_cpu",
-                title="Not reproduced on the CPU",
-                explanation=diagnosis.explain_cause("not_reproduced_on_cpu") or "",
-            )
+            key = "not_reproduced_on_cpu"
+            title, _, words = (diagnosis.explain_cause(key) or "").partition("\n\n")
+            cause = Cause(key=key, title=title, explanation=words)
     return Report(
         confidence="clean" if clean else "not_found",
         headline=headline,
         environment=environment,
         crash=case.crash,
         cause=cause,
+        real_error=own,
         replays=replays,
         lost=lost,
         kept=kept,

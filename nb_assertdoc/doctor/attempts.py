@@ -53,9 +53,15 @@ def choose(
     source: str | None,
     later: Sequence[Source],
     reruns: Sequence[Source],
+    stopped: Sequence[Source] = (),
+    *,
     same_kernel: bool,
 ) -> Attempt:
-    """The code to verify: the one given, what the user ran since, or the suggested fix."""
+    """The code to verify: the one given, what the user ran since, or the suggested fix.
+
+    Of those that the dead GPU `stopped`, in the kernel that crashed, the edits of earlier cells
+    count: how they end on the CPU is what is asked.
+    """
     failing = kept.order.cell
     if source is not None:
         return _of_source(kept, source)
@@ -77,8 +83,12 @@ def choose(
             added.append(each)
         else:
             edits[at] = each.source
-    if others:
-        words.append(f"{name_of(failing)} after {', '.join(map(name_of, others))}")
+    names = [name_of(each) for each in others]
+    for at, each in _edits(kept, stopped if same_kernel else ()).items():
+        edits[at] = each.source
+        names.append(f"the edited {name_of(kept.earlier[at])}")
+    if names:
+        words.append(f"{name_of(failing)} after {', '.join(names)}")
     if words:
         return Attempt(cell, " and ".join(words), edits, tuple(added))
     if files := _edited_files(kept.time):
@@ -91,6 +101,19 @@ def choose(
         "there is nothing to verify yet: no fix of the report is an edit that can be made by "
         "itself. Change a cell and run it, or put the edited cell below `%%assertdoc verify`"
     )
+
+
+def _edits(kept: Kept, stopped: Sequence[Source]) -> dict[int, Source]:
+    """The newest changed form of each earlier cell, by its position."""
+    found: dict[int, Source] = {}
+    ids = {cell.cell_id for cell in (*kept.earlier, kept.order.cell)}
+    for each in stopped:
+        unknown = each.cell_id not in ids  # a new cell may be an edited copy of an earlier one
+        at = _original(kept, _replaced(each, cell_id=None) if unknown else each)
+        if at is not None and at < len(kept.earlier):
+            found[at] = each
+    texts = [cell.source.strip() for cell in kept.earlier]
+    return {at: each for at, each in found.items() if each.source.strip() != texts[at]}
 
 
 def _edited_files(since: float) -> list[str]:

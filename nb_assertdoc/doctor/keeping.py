@@ -14,7 +14,7 @@ from typing import Any
 
 from .. import history, salvage, session
 from ..model import Kept, Lost, Record, Report, Source, to_json
-from ..session.stored import PYTHON, Model, Stored
+from ..session.stored import PYTHON, SOURCES, Model, Stored
 from ..settings import settings
 from .case import Case
 
@@ -109,6 +109,7 @@ def keep_variables(
             on_gpu=tuple(k.name for k in kept if id(namespace[k.name]) in integers),
             notebook=session.notebook_path(shell),
         )
+        session.write(part / SOURCES, to_json(tuple(earlier)))
         session.write(part / "stored.json", to_json(stored))
         whole = part.with_suffix("")
         shutil.rmtree(whole, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import shutil
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from .. import catalogue, diagnosis, history, recorder, replay
 from ..errors import WorkerError
-from ..model import Evidence, LoaderPlan, Observed, Order, Source
+from ..model import Evidence, LoaderPlan, Observed, Order, RealError, Source
 from ..settings import settings
 from .case import Case, devices_now
 from .memory import free_memory, training_bytes
@@ -37,6 +38,8 @@ CPU = Rung("cpu", real=True, whole=True)
 HISTORY = Rung("history")
 REAL_HISTORY = Rung("history", real=True, whole=True)
 MOST_TRIES = 3
+# Errors that a stand-in, the limit of memory or the closed-off file system may raise.
+_NOT_THE_CELL = {"NotImplementedError", "MemoryError", "OSError", "PermissionError"}
 
 
 def climb(
@@ -99,6 +102,8 @@ def _next(
     found = chosen([e for _, e in tries], allowed)
     if found is not None and not contradicts(found, allowed):
         return None
+    if own_error(case, evidence) is not None:
+        return None
     if evidence.outcome == "unavailable" or len(tries) >= MOST_TRIES:
         return None
     if engine is not None:  # `history` is asked for without a word on floats: cheap ones first
@@ -110,8 +115,10 @@ def _next(
         evidence.error is not None and evidence.error.type == "NameError"
     )
     if evidence.outcome == "clean" and not (needs_floats or lacks_state):
-        innocent = case.others_follow and not (evidence.decisions or evidence.shortened)
-        if case.crash is None or innocent:
+        # Without copies of the GPU's integers from the cell's start, an index may be made up.
+        made_up = case.rng is None and any(e.ghost_operators for _, e in tries)
+        innocent = not (evidence.decisions or evidence.shortened or made_up)
+        if case.crash is None or (case.others_follow and innocent):
             return None
     candidates: list[Rung] = []
     if case.earlier and (lacks_state or last.engine == "history"):
@@ -133,6 +140,23 @@ def _next(
             return None
         return rung
     return None
+
+
+def own_error(case: Case, evidence: Evidence) -> RealError | None:
+    """What ended the replay, where that is the cell's own error and no other engine helps.
+
+    Not where the machine or a made-up value may be at fault, or an earlier cell makes the name.
+    """
+    error = evidence.error
+    if case.crash is not None or error is None or evidence.outcome != "other_error":
+        return None
+    if error.type in _NOT_THE_CELL or evidence.decisions or evidence.missing:
+        return None
+    if error.type == "NameError" and evidence.engine != "history":
+        name = re.search(r"name '(\w+)'", error.message)
+        if name and any(name[1] in history.names_of(s.source).writes for s in case.earlier):
+            return None
+    return error
 
 
 def _order(case: Case, folder: Path, rung: Rung, seconds: float) -> Order:

@@ -9,6 +9,7 @@ import msgspec
 
 from .. import restart, session
 from ..model import Finding, Fix, Report
+from ..recorder import Execution
 from ..restart import Adapter
 from ..session.stored import Stored, amount
 from ..settings import settings
@@ -16,26 +17,50 @@ from .case import Case
 
 _SAVE = "%assertdoc save report.json    this report as a file"
 _SHOWN = 8  # names in one line
+_ENGINES = {
+    "cpu": "compute the float values, too",
+    "history": "run the earlier cells again on the CPU",
+}
 
 
 def next_steps(
-    case: Case, finding: Finding | None, fixes: Sequence[Fix] = (), conclusive: bool = True
+    case: Case,
+    finding: Finding | None,
+    fixes: Sequence[Fix] = (),
+    conclusive: bool = True,
+    tried: Sequence[str] = (),
+    own_error: bool = False,
 ) -> tuple[str, ...]:
-    """The steps after a report; `conclusive`: nothing else is to be tried."""
+    """The steps after a report; `conclusive`: nothing else is to be tried but what `tried` names.
+
+    `own_error`: the cell fails without a GPU.
+    """
+    if own_error:
+        return ("mend that error first: it has nothing to do with the GPU",)
     if case.namespace is None:
         return _saved_notebook(case, conclusive)
     adapter = restart.adapter()
     steps = []
+    scan = "%assertdoc scan    the whole data set for other such values"
+    scans = finding is not None and finding.bound is not None and not finding.bound.high_inclusive
+    if case.crash is None and finding is not None:
+        steps += [scan] if scans else []
+        steps.append("%%cpu_replay    above the mended cell: checks it again")
     if case.crash is not None:
         if finding is not None and not adapter.headless:
             fixed = any(fix.edit is not None for fix in fixes)
             what = "the suggested fix" if fixed else "the cell as you have changed it,"
             steps.append(f"%assertdoc verify    {what} on the batch that failed, on the CPU")
-            if finding.bound is not None and not finding.bound.high_inclusive:
-                steps.append("%assertdoc scan    the whole data set for other such values")
+            steps += [scan] if scans else []
         steps.append(_restart(adapter))
     if not conclusive:
-        steps.append("%cpu_replay --engine history    run the earlier cells again on the CPU")
+        magic = "%cpu_replay" if case.crash is not None else "%%cpu_replay"
+        steps += [
+            f"{magic} --engine {engine}    {words}"
+            for engine, words in _ENGINES.items()
+            if engine not in tried and (engine == "cpu" or case.earlier)
+        ]
+    if not conclusive and case.crash is not None:
         steps.append("restart, set CUDA_LAUNCH_BLOCKING=1 before CUDA starts, and run once more")
     return (*steps, _SAVE)
 
@@ -56,7 +81,7 @@ def _restart(adapter: Adapter, rest: str = "this kernel's GPU state is dead") ->
         return f"%assertdoc restart    {rest}"
     if adapter.headless:
         return "apply the fix, then run the notebook again    a new run starts a new kernel"
-    return f"restart: {adapter.how}    {rest}"
+    return f"restart ({adapter.how})    {rest}"
 
 
 def verified_steps(*, passed: bool, same_kernel: bool) -> tuple[str, ...]:
@@ -69,6 +94,14 @@ def verified_steps(*, passed: bool, same_kernel: bool) -> tuple[str, ...]:
         _restart(restart.adapter(), "then run the notebook with the fix"),
         "%assertdoc restore    after it gives back the variables",
     )
+
+
+def go_on(report: Report, untried: Sequence[Execution]) -> Report:
+    """A report without a finding; the first of its steps names the cell to be tried next."""
+    if not untried:
+        return report
+    step = f"%cpu_replay {untried[0].execution_count}    that cell may have killed the GPU before"
+    return msgspec.structs.replace(report, next_steps=(step, *report.next_steps))
 
 
 def with_stored(report: Report, stored: Stored, name: str) -> Report:

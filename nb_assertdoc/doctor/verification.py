@@ -35,6 +35,7 @@ def verify(
     source: str | None = None,
     later: Sequence[Source] = (),
     reruns: Sequence[Source] = (),
+    stopped: Sequence[Source] = (),
     same_kernel: bool = True,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Report:
@@ -45,6 +46,7 @@ def verify(
         source: an edited cell; default: what `later` changed, else the first fix with an edit.
         later: executions since the crash that succeeded.
         reruns: executions since the crash; of the failing cell among them the newest form is taken.
+        stopped: executions since the crash that failed because the GPU is dead: edits all the same.
         same_kernel: `later` ran in the kernel that crashed, whose state they went on from.
         progress: told what is verified, and how far it is.
 
@@ -53,7 +55,8 @@ def verify(
     """
     check_torch()
     kept = _kept(name)
-    attempt = choose(kept, report, source, without_ours(later), without_ours(reruns), same_kernel)
+    since = [without_ours(each) for each in (later, reruns, stopped)]
+    attempt = choose(kept, report, source, *since, same_kernel=same_kernel)
     check_code(attempt.cell.source)
     progress(f"verifying {attempt.words}")
     wanted = report.finding.op if report is not None and report.finding is not None else None
@@ -61,7 +64,7 @@ def verify(
     case = Case(cell=attempt.cell, sources=kept.order.sources, cwd=kept.order.cwd)
     found = _told(assemble(case, tries), tries, attempt, kept, report, notes)
     steps = verified_steps(passed=found.confidence == "clean", same_kernel=same_kernel)
-    found = _replaced(found, next_steps=(*notes, *steps))
+    found = _replaced(found, next_steps=steps)
     if found.confidence == "clean":
         _await(name, attempt)
     return found
@@ -119,11 +122,12 @@ def _run(
         tries.append(run(order))
         plan = order.loader
         if tries[-1].outcome == "clean" and plan is not None and not tries[-1].loop:
-            notes.append("the loop over the data is another one now: it was run from its start")
             order = _replaced(order, loader=None, other_loaders=())
-            tries[:] = [run(order)]
+            told = "the loop over the data is another one now: it was run from its start"
+            tries[:] = [_differing(run(order), told)]
         elif tries[-1].loop == "anew":
-            notes.append("the data set has another length now: the loop was run from its start")
+            told = "the data set has another length now: the loop was run from its start"
+            tries[-1] = _differing(tries[-1], told)
         if not order.real_floats and _unchecked(tries[-1], wanted):
             order = _replaced(order, engine="cpu", real_floats=True)
             tries.append(run(order))
@@ -137,6 +141,10 @@ def _run(
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return tries, notes
+
+
+def _differing(evidence: Evidence, told: str) -> Evidence:
+    return _replaced(evidence, differences=(*evidence.differences, told))
 
 
 def _unchecked(evidence: Evidence, wanted: str | None) -> bool:
@@ -278,20 +286,15 @@ def _told(
     notes: Sequence[str],
 ) -> Report:
     crash = report.finding if report is not None else None
-    again = (
-        found.finding is not None
-        and crash is not None
-        and ((found.finding.op, found.finding.bad_values) == (crash.op, crash.bad_values))
-    )
     confidence, last = found.confidence, tries[-1] if tries else None
     if found.finding is not None:
-        headline = f"{'The fault is still there' if again else 'The next fault'}: {found.headline}"
+        headline = f"{_compared(found.finding, crash)}: {found.headline}"
     elif last is None:
         confidence, headline = "not_found", f"Not verified: {' '.join(notes)}"
     elif why := _doubt(last, crash, notes):
         confidence, headline = "not_found", f"Not verified: {why}"
     else:
-        headline = _passes(found.headline, last, kept)
+        headline = f"The fix holds: {_passes(last, kept)}"
     word = "Verified" if confidence == "clean" else "Tried"
     headline = f"{headline.rstrip('. ')}. {word}: {attempt.words}."
     return _replaced(found, confidence=confidence, headline=headline)
@@ -310,14 +313,25 @@ def _doubt(last: Evidence, crash: Finding | None, notes: Sequence[str]) -> str |
     return None
 
 
-def _passes(clean: str, last: Evidence, kept: Kept) -> str:
-    """ "The failing batch passes on the CPU: 12 calls checked, tightest margin 3."""
-    checked = clean.removeprefix("No fault: ").replace(" checked on the CPU", " checked")
+def _compared(finding: Finding, crash: Finding | None) -> str:
+    """The fault after the fix beside that of the crash."""
+    if crash is None:
+        return "A fault"
+    here, there = ((f.op, f.argument, f.module) for f in (finding, crash))
+    if here != there:
+        return "The next fault"
+    same = finding.bad_values == crash.bad_values
+    return "The fault is still there" if same else "Still out of range"
+
+
+def _passes(last: Evidence, kept: Kept) -> str:
+    """ "the failing batch passes on the CPU, 12 calls checked"."""
+    calls = f"{last.checks.calls:,} call{'' if last.checks.calls == 1 else 's'} checked"
     if kept.order.loader is None:
-        return f"The failing cell passes on the CPU: {checked}"
+        return f"the failing cell passes on the CPU, {calls}"
     if last.loop != "recorded":
-        return f"The loop passes from its start on the CPU, {last.steps or 0} batches: {checked}"
-    return f"The failing batch passes on the CPU: {checked}"
+        return f"the loop passes from its start on the CPU, {last.steps or 0} batches, {calls}"
+    return f"the failing batch passes on the CPU, {calls}"
 
 
 def _await(name: str, attempt: Attempt) -> None:

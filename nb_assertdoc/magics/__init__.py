@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -41,11 +42,15 @@ class Host(Protocol):
     def scan(
         self, expression: str, *, bound: Bound | None, most: int | None, progress: Any
     ) -> tuple[Any, dict[str, Any]]: ...
-    def ranges(self, batches: int, count: int | None = None) -> dict[str, Any]: ...
+    def ranges(
+        self, batches: int, count: int | None = None, body: str | None = None
+    ) -> dict[str, Any]: ...
     def replayed(self, execution: Execution | None, report: Report) -> None: ...
     def keep(self, shown: Shown) -> None: ...
     def last_room(self) -> str: ...
     def verify(self, source: str | None = None, progress: Any = ...) -> Report: ...
+    def restore(self, names: Sequence[str], *, overwrite: bool, nearby: bool) -> str: ...
+    def search(self, seconds: float, max_steps: int | None) -> Report: ...
 
 
 @magics_class
@@ -76,8 +81,8 @@ class AssertdocMagics(Magics):
             print(f"%assertdoc: {error}")
             return
         command = given.command or "status"
-        if cell is not None and command != "verify":
-            print("%%assertdoc: takes a cell for `verify` alone")
+        if cell is not None and command not in ("verify", "ranges"):
+            print("%%assertdoc: takes a cell for `verify` and `ranges` alone")
             return
         if command == "help":
             parser.print_help()
@@ -88,11 +93,11 @@ class AssertdocMagics(Magics):
         elif command == "scan":
             self._answer(lambda: self._scan(expression, given))
         elif command == "ranges":
-            self._answer(lambda: data.ranges(self.shell, self._host, given))
+            self._answer(lambda: data.ranges(self.shell, self._host, given, cell))
         elif command == "verify":
             self._answer(lambda: aftermath.verify(self.shell, self._host, cell))
         elif command == "restore":
-            self._answer(lambda: aftermath.restore(self.shell, self._host, given))
+            self._answer(lambda: aftermath.restore(self._host, given))
         elif command == "forget":
             self._answer(lambda: aftermath.forget(self._host, given.all))
         else:
@@ -121,22 +126,21 @@ class AssertdocMagics(Magics):
             if given.execution is not None:
                 raise UsageError("%%cpu_replay takes the cell below it, not a number")
             doctor.check_code(body)
-            execution, case = None, self._host.body_case(body)
+            execution, crash, case = None, None, self._host.body_case(body)
         else:
             execution, crash = self._chosen(given.execution)
             doctor.check_code(execution.source)
             case = self._host.case(execution, crash)
         if given.report is not None:
             _writable(given.report)
-        case.max_steps = given.max_steps
+        seconds = given.timeout or settings().asked_seconds
         shown = Shown(self.shell, None)
-        found = doctor.diagnose(
-            case,
-            engine=given.engine,
-            seconds=given.timeout or settings().asked_seconds,
-            progress=lambda text: None,
-        )
-        self._host.replayed(execution, found)
+        if given.execution is None and given.engine is None and execution is not None and crash:
+            found = self._host.search(seconds, given.max_steps)
+        else:
+            case.max_steps = given.max_steps
+            found = doctor.diagnose(case, engine=given.engine, seconds=seconds)
+            self._host.replayed(execution, found)
         shown.report(found)
         if execution is not None:
             self._host.keep(shown)
@@ -162,6 +166,9 @@ class AssertdocMagics(Magics):
         adapter = restart.adapter(self.shell)
         if not host.recorder.context_dead:
             print(f"nb_assertdoc watches this kernel ({adapter.name}). No assert so far.")
+            if host.report is not None and host.report.finding is not None:
+                print(f"A replay found ({host.report.confidence}): {host.report.headline}")
+                print("`%assertdoc report` shows it again.")
             first = next(iter(host.recorder.executions), None)
             if first is not None and (first.execution_count or 0) > 1:
                 print("A cell from before the load that failed: `%cpu_replay N` replays In [N].")
@@ -192,7 +199,8 @@ class AssertdocMagics(Magics):
             if kept is None:
                 raise NothingToReplay("there is no report yet; `%cpu_replay` makes one")
             self._host.report, age = kept
-            print(f"From before the restart, {stored.ago(age)}; this kernel is fresh:")
+            if not self._host.recorder.context_dead:
+                print(f"From before the restart, {stored.ago(age)}; this kernel is fresh:")
         return self._host.report
 
     def _explain(self, text: str) -> None:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..display import Shown
-from ..errors import UsageError
 from ..lazy import Lazy
 
 if TYPE_CHECKING:
-    from .. import doctor, session
+    from .. import session
     from ..model import Report
-    from ..recorder import Recorder
     from ..session import stored
 else:
-    doctor, session, stored = Lazy("doctor"), Lazy("session"), Lazy("session.stored")
+    session, stored = Lazy("session"), Lazy("session.stored")
 
 
 class Host(Protocol):
     """What these commands need of the flow."""
 
-    recorder: Recorder
-
     def last_room(self) -> str: ...
     def verify(self, source: str | None = None, progress: Any = ...) -> Report: ...
+    def restore(self, names: Sequence[str], *, overwrite: bool, nearby: bool) -> str: ...
 
 
 def verify(shell: Any, host: Host, body: str | None) -> None:
@@ -39,13 +37,9 @@ def verify(shell: Any, host: Host, body: str | None) -> None:
     Shown(shell, None).report(found, save=False)
 
 
-def restore(shell: Any, host: Host, given: Any) -> None:
+def restore(host: Host, given: Any) -> None:
     """Give variables of the crashed kernel to this one."""
-    if host.recorder.context_dead:
-        raise UsageError(
-            "this kernel still has its variables, and its GPU state is dead: restart it first"
-        )
-    print(doctor.restore(host.last_room(), shell.user_ns, given.names, given.overwrite))
+    print(host.restore(given.names, overwrite=given.overwrite, nearby=given.from_folder))
 
 
 def forget(host: Host, everything: bool) -> None:

@@ -127,16 +127,30 @@ def assertdoc_parser() -> Parser:
         "expression", nargs="*", metavar="EXPR", help="default: the data of the loop that failed"
     )
     scan.add_argument(
-        "--range", type=_bound, metavar="LOW:HIGH", help="default: that of the last report"
+        "--range",
+        type=_bound,
+        metavar="LOW:HIGH",
+        help="LOW <= value < HIGH: 0:24 leaves 24 out; with decimal points, 0.0:1.0, both ends are "
+        "valid; default: the range of the last report",
     )
     scan.add_argument("--ignore", type=int, metavar="V", help="a value that is valid as well")
     scan.add_argument("--rows", type=_positive, metavar="N", help="rows of a stream (100,000)")
-    ranges = commands.add_parser("ranges", help="minimum and maximum of what the model is given")
+    ranges = commands.add_parser(
+        "ranges",
+        help="minimum and maximum of what the model is given",
+        description="Replay the first batches of a cell in a fresh process on the CPU, and show "
+        "what each operator was given beside what is valid. %%assertdoc ranges [N], as the first "
+        "line of a cell, takes the cell below it.",
+    )
     ranges.add_argument(
         "batches", nargs="?", type=_positive, default=10, metavar="N", help="batches (10)"
     )
     ranges.add_argument(
-        "execution", nargs="?", type=int, metavar="CELL", help="In [CELL]; default: the last loop"
+        "execution",
+        nargs="?",
+        type=int,
+        metavar="CELL",
+        help="In [CELL]; default: the newest cell that looped over a DataLoader, else with a loop",
     )
     commands.add_parser(
         "verify",
@@ -147,6 +161,11 @@ def assertdoc_parser() -> Parser:
     back.add_argument("names", nargs="*", metavar="NAME", help="default: all of them")
     back.add_argument(
         "--overwrite", action="store_true", help="also names that have another value here"
+    )
+    back.add_argument(
+        "--from-folder",
+        action="store_true",
+        help="those of another kernel in this folder, which may be another notebook's",
     )
     drop = commands.add_parser("forget", help="delete what is stored for this notebook")
     drop.add_argument("--all", action="store_true", help="what is stored for all notebooks")

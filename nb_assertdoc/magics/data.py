@@ -33,11 +33,16 @@ def scan(shell: Any, host: Host, expression: str, given: argparse.Namespace) -> 
     shown.show(bundle)
 
 
-def ranges(shell: Any, host: Host, given: argparse.Namespace) -> None:
-    """Replay the first batches of a cell in a worker, and show what operators were given."""
+def ranges(shell: Any, host: Host, given: argparse.Namespace, body: str | None = None) -> None:
+    """Replay the first batches of a cell in a worker, and show what operators were given.
+
+    `body`: the cell below `%%assertdoc ranges`.
+    """
+    if body is not None and given.execution is not None:
+        raise UsageError("%%assertdoc ranges takes the cell below it, not a number")
     shown = Shown(shell, None)
     try:
-        shown.show(host.ranges(given.batches, given.execution))
+        shown.show(host.ranges(given.batches, given.execution, body))
     except KeyboardInterrupt:
         raise WorkerError("the replay was interrupted") from None
 

@@ -43,13 +43,15 @@ class Execution:
         self.source = source
         self.cell_id = cell_id
         self._naming = naming
-        self.succeeded: bool | None = None
+        self.succeeded: bool | None = None  # None: that is not known
+        self.met_dead = False  # it ended in an error of the dead GPU context
         self.seconds = 0.0
         self.bindings: Bindings | None = None
         self.rng: tuple[Any, Any, Any] | None = None
         self.integers: Mapping[int, Any] = {}
         self.mark = 0  # of the stderr tap
         self.dead_before = False  # the GPU context was dead as this cell began
+        self.adopted = False  # from before the load: its text is all that is known
         self.joined = False  # the cell itself loaded the extension: its start was not recorded
         self._began = time.perf_counter()
 
@@ -102,6 +104,7 @@ class Recorder:
         self._copies = IntegerCopies(integer_bytes)
         self._number = 0
         self.executions: deque[Execution] = deque(maxlen=KEPT_SOURCES)
+        self.restored: tuple[model.Source, ...] = ()  # of the last kernel, whose code came back
         self.context_dead = False  # once dead, nothing is copied from the GPU any more
 
     @property
@@ -128,6 +131,14 @@ class Recorder:
         self.executions.append(execution)
         return execution, error
 
+    def adopt(self, count: int, source: str) -> Execution:
+        """An execution from before the load, of which only the text is known."""
+        self._number = max(self._number, count)
+        execution = Execution(count, count, source, None, self.filename)
+        execution.adopted = True
+        self.executions.append(execution)
+        return execution
+
     def integers_now(self) -> Mapping[int, Any]:
         """Copies, by `id`, of integer CUDA tensors that are still as they were when copied."""
         return self._copies.current()
@@ -146,8 +157,9 @@ class Recorder:
         return frames.Cells(self.sources())
 
     def sources(self) -> tuple[model.Source, ...]:
-        """The record of every execution so far, and of what their cell magics compile."""
-        found = []
+        """The record of every execution so far, and of what their cell magics compile; before them
+        the cells of the last kernel whose functions were restored."""
+        found = list(self.restored)
         for execution in self.executions:
             found.append(execution.as_source())
             # Of cells that share a fixed name only the one that runs is told apart.

@@ -168,6 +168,7 @@ class LoaderWatch:
         self._undo: list[tuple[Any, str, Any]] = []
         self._starting = threading.local()
         self.latest: Loop | None = None  # the loop that was asked for a batch last
+        self.executions: deque[int] = deque(maxlen=KEPT_LOOPS)  # that looped, the newest last
         self.loops: dict[str, Loop] = {}  # of the execution that began the newest, by their keys
         self._request = 0
 
@@ -227,6 +228,8 @@ class LoaderWatch:
             loop = Loop(key, loader, self._number(), random_states(), self._request)
         except Exception:
             return None  # the user's data set may do anything in `len`; their loop goes on
+        if loop.execution not in self.executions:
+            self.executions.append(loop.execution)
         if any(known.execution != loop.execution for known in self.loops.values()):
             self.loops.clear()
         earlier = self.loops.get(key)

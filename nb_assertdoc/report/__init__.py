@@ -8,10 +8,11 @@ from nb_assertdoc.report.markup import card_html, html
 from nb_assertdoc.report.plain import oneline, text
 from nb_assertdoc.report.scans import progress_bundle, ranges_bundle, scan_bundle
 from nb_assertdoc.report.widget import Action, Html, controls, controls_bundle
-from nb_assertdoc.report.words import RESTARTING, before_restart
+from nb_assertdoc.report.words import RESTARTING, SIMULATED, before_restart
 
 __all__ = [
     "RESTARTING",
+    "SIMULATED",
     "Action",
     "Card",
     "Html",

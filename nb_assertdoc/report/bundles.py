@@ -20,12 +20,17 @@ LIMITS = ((20_000, model.SHOWN_VALUES), (2_000, 64), (200, 16))  # characters, i
 
 
 def bundle(
-    report: model.Report, how: str | None = None, *, brief: bool = False, past: bool = False
+    report: model.Report,
+    how: str | None = None,
+    *,
+    brief: bool = False,
+    past: bool = False,
+    live: bool = True,
 ) -> dict[str, Any]:
     """The report for one display. `how`: the platform's way to restart.
 
     `brief`: a later failure of a context whose report was shown already; one line, the same JSON.
-    `past`: the kernel has been restarted since.
+    `past`: the kernel has been restarted since. `live`: there is a kernel, which takes magics.
     """
     if brief:
         return {
@@ -35,8 +40,8 @@ def bundle(
         }
     return {
         model.MIME: plain(report),
-        "text/html": html(report, how, past=past),
-        "text/plain": text(report, how, past=past),
+        "text/html": html(report, how, past=past, live=live),
+        "text/plain": text(report, how, past=past, live=live),
     }
 
 

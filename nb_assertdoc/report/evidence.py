@@ -44,7 +44,7 @@ def trust(report: model.Report) -> list[str]:
         # A line that contradicts the finding would have lowered the confidence.
         agrees = report.confidence == "certain" and known
         said.append(f"Driver {'agrees' if agrees else 'printed'}: {'; '.join(lines[:3])}.")
-    if report.real_error is not None:
+    if report.real_error is not None and report.finding is not None:
         error = f"{short(report.real_error.type, 60)}: {short(report.real_error.message, 200)}"
         said.append(f"The CPU's own error: {sentence(error)}")
     return said
@@ -94,7 +94,7 @@ def ran(report: model.Report) -> list[str]:
         said.append(f"no fault: {plural(calls, 'call')} checked{''.join(margin)}")
     said += [checked(replay) for replay in report.replays[:8]]
     said += [f"nearest to its bound: {tightest(t)}" for t in nearest(report)[:3]]
-    differences = [d for replay in report.replays for d in replay.differences]
+    differences = list(dict.fromkeys(d for r in report.replays for d in r.differences))
     said += [f"differs from the GPU run: {sentence(d)}" for d in differences[:6]]
     return said or ["nothing was replayed"]
 

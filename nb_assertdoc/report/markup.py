@@ -21,10 +21,12 @@ SHOWN_ROWS = 5  # of them, without a click
 COLUMNS = ("value", "stands for", "position", "batch row", "dataset index", "file")
 
 
-def html(report: model.Report, how: str | None = None, *, past: bool = False) -> str:
+def html(
+    report: model.Report, how: str | None = None, *, past: bool = False, live: bool = True
+) -> str:
     """The whole report. `how`: the platform's way to restart, such as "Kernel > Restart".
 
-    `past`: the kernel has been restarted since.
+    `past`: the kernel has been restarted since. `live`: there is a kernel, which takes magics.
     """
     finding = report.finding
     rows = _rows(finding) if finding else []
@@ -33,7 +35,8 @@ def html(report: model.Report, how: str | None = None, *, past: bool = False) ->
         report=report,
         finding=finding,
         past=past,
-        situation=words.situation(report, how, past),
+        live=live,
+        situation=words.situation(report, how, past, live),
         picture=picture(finding) if finding else None,
         columns=[name for name in COLUMNS if any(name in row for row in rows)],
         rows=rows,

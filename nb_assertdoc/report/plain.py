@@ -21,10 +21,12 @@ from nb_assertdoc.report.layout import (
 MARGIN = 8
 
 
-def text(report: model.Report, how: str | None = None, *, past: bool = False) -> str:
+def text(
+    report: model.Report, how: str | None = None, *, past: bool = False, live: bool = True
+) -> str:
     """The whole report. `how`: the platform's way to restart, such as "Kernel > Restart".
 
-    `past`: the kernel has been restarted since.
+    `past`: the kernel has been restarted since. `live`: there is a kernel, which takes magics.
     """
     blocks = [
         block("WHERE", _where(report)),
@@ -34,10 +36,11 @@ def text(report: model.Report, how: str | None = None, *, past: bool = False) ->
         block("WHY", _wrapped([" ".join(words.because(report))])),
         block("FIX", _fixes(report)),
         block("RAN", [] if report.finding else _wrapped(evidence.ran(report), hanging="    ")),
-        block("NEXT", _next(report, past)),
-        block("TRUST", _trust(report)),
+        block("NEXT", _next(report, past, live)),
+        block("TRUST", _trust(report, live)),
     ]
-    lines = [*_head(report, how, past), "", *(line for rows in blocks for line in rows)]
+    situation = words.situation(report, how, past, live)
+    lines = [*_head(report, situation), "", *(line for rows in blocks for line in rows)]
     return encodable("\n".join(lines))
 
 
@@ -62,16 +65,14 @@ def _wrapped(texts: Iterable[str], hanging: str = "") -> list[str]:
     return rows
 
 
-def _head(report: model.Report, how: str | None, past: bool) -> list[str]:
-    tag = words.CONFIDENCE[report.confidence]
+def _head(report: model.Report, situation: list[str]) -> list[str]:
+    tag = words.tag(report)
     first, *rest = wrap(words.headline(report), COLUMNS - 14)
     gap = max(COLUMNS - 7 - width(first) - 7, 2)
     rows = [first + " " * gap + tag, *rest]
     said = words.sentence(report.headline)
     rows += ["  " + line for line in wrap(said, COLUMNS - 2)] if said else []
-    rows += [
-        "  " + line for line in wrap(" ".join(words.situation(report, how, past)), COLUMNS - 2)
-    ]
+    rows += ["  " + line for line in wrap(" ".join(situation), COLUMNS - 2) if line]
     return rows
 
 
@@ -132,15 +133,10 @@ def _what(report: model.Report) -> list[str]:
     ]
     joined = "     ".join(facts)
     rows = [joined] if width(joined) <= COLUMNS - MARGIN - 2 else facts
-    rows += words.meanings(finding)
+    rows += filter(None, ["; ".join(words.meanings(finding))])
     return [
         *_wrapped([words.operator(finding)], hanging="  "),
         *("  " + line for row in rows for line in wrap(row, COLUMNS - MARGIN - 2)),
-        *(
-            "  " + line
-            for line in wrap("; ".join(words.meanings(finding)), COLUMNS - MARGIN - 2)
-            if line
-        ),
     ]
 
 
@@ -169,16 +165,18 @@ def _code(lines: Iterable[str], indent: int) -> list[str]:
     return [piece for line in lines for piece in cut(line, COLUMNS - MARGIN - indent)]
 
 
-def _next(report: model.Report, past: bool) -> list[str]:
+def _next(report: model.Report, past: bool, live: bool) -> list[str]:
     rows: list[str] = []
-    for index, step in enumerate(words.steps(report, past), 1):
+    for index, step in enumerate(words.steps(report, past, live), 1):
         rows += _wrapped([f"{index} {printable(step).strip()}"], hanging="  ")
-    return rows + _wrapped(words.losses(report, past))
+    return rows + _wrapped(words.losses(report, past, live))
 
 
-def _trust(report: model.Report) -> list[str]:
-    save = "JSON: %assertdoc save r.json"
+def _trust(report: model.Report, live: bool) -> list[str]:
+    save = words.SAVE if live else words.SAVE_OPTIONS
     rows = _wrapped([" ".join(evidence.trust(report))])
+    if not rows and live:  # a step says it
+        return []
     if rows and width(rows[-1]) + 5 + len(save) <= COLUMNS - MARGIN:
         return [*rows[:-1], f"{rows[-1]}     {save}"]
     return [*rows, save]

@@ -109,14 +109,19 @@ def found(column: Column) -> list[tuple[str, str]]:
 # ---- ranges
 
 
-def ranges_bundle(evidence: Evidence, cell: int | None, batches: int) -> dict[str, Any]:
-    """What operators were given in the first batches of a cell, for one display."""
+def ranges_bundle(
+    evidence: Evidence, cell: int | None, batches: int, why: str = ""
+) -> dict[str, Any]:
+    """What operators were given in the first batches of a cell, for one display.
+
+    `why`: why this cell was taken, and how to name another.
+    """
     said, rows = (
         ranges_headline(evidence, cell, batches),
         [ranges_row(m) for m in evidence.measured],
     )
     bad = any(m.bad for m in evidence.measured)
-    notes = ranges_notes(evidence)
+    notes = [*ranges_notes(evidence), *([why] if why else [])]
     page = render("ranges.html.jinja", headline=said, rows=rows, bad=bad, notes=notes)
     lines = wrap(said, COLUMNS)
     widths = (

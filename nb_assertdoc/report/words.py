@@ -35,6 +35,7 @@ RESTARTING = (
     "Restarting. In the new kernel `%load_ext nb_assertdoc` tells what is kept, and "
     "`%assertdoc report` shows this report again."
 )
+SAVE, SAVE_OPTIONS = "JSON: %assertdoc save r.json", "JSON: --report R.json, HTML: --html R.html"
 SIMULATED = "Simulated GPU"  # the name that the simulated GPU answers with
 
 
@@ -47,6 +48,16 @@ def sentence(text: str) -> str:
 def capital(text: str) -> str:
     """The text with a capital at its start, unless that is a name in the user's code."""
     return text[:1].upper() + text[1:] if re.match(r"[a-z]+[ ,]", text) else text
+
+
+def tag(report: model.Report) -> str:
+    """The confidence in one word."""
+    return "ERROR" if own_error(report) else CONFIDENCE[report.confidence]
+
+
+def own_error(report: model.Report) -> bool:
+    """The cell that was asked about ended in an error that has nothing to do with the GPU."""
+    return report.crash is None and report.finding is None and report.real_error is not None
 
 
 def simulated(report: model.Report) -> bool:
@@ -96,6 +107,13 @@ def marked(place: model.Place) -> list[tuple[int, str, int, int]]:
         offset += len(line) + 1
     first = next((i for i, (_, _, start, end) in enumerate(rows) if end > start), 0)
     return rows[max(first - 3, 0) : first + 5]
+
+
+def dedented(rows: list[tuple[int, str, int, int]]) -> list[tuple[int, str, int, int]]:
+    """The lines of `marked` without the indentation that all of them have."""
+    indents = [len(line) - len(line.lstrip()) for _, line, _, _ in rows if line.strip()]
+    cut = min(indents, default=0)
+    return [(n, line[cut:], max(start - cut, 0), max(end - cut, 0)) for n, line, start, end in rows]
 
 
 def surface(report: model.Report) -> str:
@@ -189,6 +207,8 @@ def headline(report: model.Report) -> str:
     took = f" in {seconds:.1f} s" if 0 < seconds < 1e6 else ""
     if report.confidence == "clean":
         return f"No fault found on the CPU{took}."
+    if own_error(report):
+        return f"The cell ended in an error of its own, on the CPU{took}."
     result = "found on the CPU" if report.finding else "not reproduced on the CPU"
     if report.crash is None:
         return f"Fault {result}{took}."
@@ -212,12 +232,16 @@ def innocent(crash: model.Crash, count: int | None) -> str:
     return f"{execution(count)} is innocent: this kernel's GPU has been dead since {since}."
 
 
-def situation(report: model.Report, how: str | None, past: bool = False) -> list[str]:
+def situation(
+    report: model.Report, how: str | None, past: bool = False, live: bool = True
+) -> list[str]:
     """What a person must know at once: the GPU is fine, what is dead, what cannot help.
 
-    `past`: the kernel has been restarted since.
+    `past`: the kernel has been restarted since. `live`: there is a kernel.
     """
     crash = report.crash
+    if crash is None and not live:
+        return []
     if crash is None:
         return [
             "The replay ran in a process of its own: this kernel and its variables are unharmed."
@@ -243,7 +267,7 @@ def situation(report: model.Report, how: str | None, past: bool = False) -> list
         )
     if report.finding is None:
         said.append("Is it my hardware? `nb-assertdoc check` in a terminal reads what can tell.")
-    if past:
+    if past or not live:
         return said
     way = f" ({short(how)})" if how else ""
     said.append(
@@ -300,31 +324,36 @@ def edited(report: model.Report, edit: model.Edit) -> str:
     return f"cell {short(edit.cell_id, 40)}"
 
 
-def steps(report: model.Report, past: bool = False) -> list[str]:
-    """What to do next; after the restart not what leads to it."""
+def steps(report: model.Report, past: bool = False, live: bool = True) -> list[str]:
+    """What to do next; after the restart not what leads to it, in a terminal no magics."""
     told = []
     for step in report.next_steps[:9]:
         if past and re.match(r"(%assertdoc )?restart", step):
             back = re.search(r"(%assertdoc restore) (gives back .*)", step)
             step = f"{back[1]}    {back[2]}" if back else ""
+        if not live:
+            step = re.sub(r"^%+cpu_replay (--engine \w+)", r"nb-assertdoc run \1", step)
+            if step.startswith("restart, set CUDA_LAUNCH_BLOCKING"):
+                step = "nb-assertdoc run --launch-blocking    the traceback names the true line"
+            step = "" if step.startswith("%") else step
         told += [step[:1000]] if step else []
     return told
 
 
 def command(step: str) -> tuple[str, str]:
     """A step's command and its words, which two spaces or more part: "%assertdoc verify    ..."."""
-    found = re.fullmatch(r"(%\S.*?) {2,}(.*)", step, re.DOTALL)
+    found = re.fullmatch(r"(\S.*?) {2,}(.*)", step, re.DOTALL)
     return (found[1], found[2]) if found else ("", step)
 
 
-def losses(report: model.Report, past: bool = False) -> list[str]:
+def losses(report: model.Report, past: bool = False, live: bool = True) -> list[str]:
     """What a restart loses, or has lost: nothing is said where none is needed."""
     said: list[str] = []
     stored = any("%assertdoc restore gives back" in step for step in report.next_steps)
-    if report.crash is None or (stored and not past):  # that step says it
+    if report.crash is None or not live or (stored and not past):  # that step says it
         return said
     if report.lost:
-        names = [f"`{short(v.name, 60)}` ({short(v.what, 80)})" for v in report.lost[:8]]
+        names = [lost(variable) for variable in report.lost[:8]]
         more = f" and {len(report.lost) - 8} more" if len(report.lost) > 8 else ""
         loses = "The restart has lost" if past else "A restart loses"
         said.append(f"{loses} {', '.join(names)}{more}.")
@@ -333,6 +362,15 @@ def losses(report: model.Report, past: bool = False) -> list[str]:
         more = f" and {len(report.kept) - 12} more" if len(report.kept) > 12 else ""
         said.append(f"Still good, save what you need before it: {', '.join(names)}{more}.")
     return said
+
+
+def lost(variable: model.Lost) -> str:
+    """ "`model` (Net)", "`model.head` (Linear)", "`x` (variable)"."""
+    name, what = short(variable.name, 60), short(variable.what, 80)
+    path = re.fullmatch(r"(.+) \((.+)\)", what)
+    if path and path[1].startswith(name):
+        return f"`{path[1]}` ({path[2]})"
+    return f"`{name}`" if what == name else f"`{name}` ({what})"
 
 
 def before_restart(report: model.Report | None, forewarn: str) -> str:

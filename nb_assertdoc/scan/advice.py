@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import msgspec
 
-from ..model import Bound
+from ..model import SHOWN_VALUES, Bound
 from .reading import Access
 from .tally import Column, Scan
 
-_LISTED = 25  # rows in a line of code
+_LISTED = SHOWN_VALUES  # rows in a line of code; of more the code that finds them
+_OF_DATA = "  # rows of the data, counted from 0; not of a batch"
 _MOST_FIELDS = 4
 
 
@@ -25,11 +26,12 @@ def advised(scan: Scan) -> Scan:
         lines += [f"assert {a.value} <= {most}" for a in access if not a.loop]
         return replace(scan, code=tuple(lines[:_MOST_FIELDS]))
     for column in (scan.bad or scan.columns)[:_MOST_FIELDS]:
-        code += _lines(column, scan.bound, only=len(scan.bad) == 1)
+        code += _lines(column, scan, only=len(scan.bad) == 1)
     return replace(scan, code=tuple(code))
 
 
-def _lines(column: Column, bound: Bound, only: bool) -> list[str]:
+def _lines(column: Column, scan: Scan, only: bool) -> list[str]:
+    bound = scan.bound
     if column.access is None:
         return []
     least, most = column.minimum, column.maximum
@@ -43,8 +45,10 @@ def _lines(column: Column, bound: Bound, only: bool) -> list[str]:
     lines = [f"assert {test}, {shown!r}"]
     if not column.bad:
         return lines
-    more = "" if column.bad_rows <= _LISTED else f"  # the first {_LISTED} of {column.bad_rows}"
-    lines.append(f"bad_rows = {list(column.rows[:_LISTED])}{more}")
+    listed = str(list(column.rows[:_LISTED])) if column.bad_rows <= _LISTED else ""
+    rows = listed or _row_finder(column.access, inside, scan.total is None)
+    more = "" if rows else f"; the first {_LISTED} of {column.bad_rows}"
+    lines.append(f"bad_rows = {rows or list(column.rows[:_LISTED])}{_OF_DATA}{more}")
     # Of several fields some may have another range; and rows have other numbers after a filter.
     keep = _filter(column.access, bound, "nan" in column.values, not more) if only else ""
     return [*lines, keep] if keep else lines
@@ -65,6 +69,26 @@ def _inside(access: Access, bound: Bound, holes: bool) -> str:
     test = f"{bound.low} <= {value} {sign} {bound.high}"
     test = test if bound.ignore is None else f"({test} or {value} == {bound.ignore})"
     return f"{value} is not None and {test}" if holes else test
+
+
+def _row_finder(access: Access, inside: str, stream: bool) -> str:
+    """The expression that gives all bad rows, in the user's names; "" where none is known."""
+    if not access.loop:
+        return access.bad.replace("{inside}", inside)
+    over = access.over or access.loop
+    within = access.loop[len(over) :]
+    test = f"{inside}.all()" if access.array else inside
+    test = f"all({test}{within})" if within else test
+    start, _, data = over.partition(" in ")
+    if start == "for batch" and stream:
+        return ""
+    if start == "for batch":  # each row through the loader's own `collate_fn`
+        rows = f"for row in range(len({data}.dataset))"
+        over = f"{rows} for batch in [{data}.collate_fn([{data}.dataset[row]])]"
+    elif not data.startswith("range("):  # the values themselves, or things that hold them
+        over = f"for number, {start[len('for ') :]} in enumerate({data})"
+        return f"[number {over} if not ({test})]"
+    return f"[row {over} if not ({test})]"
 
 
 def _filter(access: Access, bound: Bound, holes: bool, all_listed: bool) -> str:

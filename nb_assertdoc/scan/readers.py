@@ -12,6 +12,8 @@ import numpy as np
 
 from ..salvage import Unsaveable
 from .reading import (
+    BAD,
+    BAD_OF_MANY,
     Access,
     Array,
     Block,
@@ -83,7 +85,8 @@ class Columnar:
             flat = values.reshape(-1)
             width = max(1, flat.size // len(part))
             value = self._compared(flat.dtype)
-            access = Access(value, array=True, keep=self.keep, each=value)
+            bad = BAD if len(shape) == 1 else BAD_OF_MANY
+            access = Access(value, array=True, keep=self.keep, each=value, bad=bad)
             if len(shape) == 2:
                 column, length = f"{value}[:, COLUMN]", f"{self.name}.shape[1]"
                 access = replace(access, part=column, length=length)

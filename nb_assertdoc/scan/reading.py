@@ -11,6 +11,8 @@ import numpy as np
 
 Array: TypeAlias = Any  # of numpy
 _PLAIN = (int, float, np.integer, np.floating, np.bool_, type(None))
+BAD = "[row for row, fine in enumerate({inside}) if not fine]"
+BAD_OF_MANY = "[row for row, fine in enumerate({inside}) if not fine.all()]"  # values a row
 _MOST_PARTS = 64  # of a list whose parts are fields of their own
 
 
@@ -30,6 +32,7 @@ class Access:
     part: str = ""  # the code of one column of the field, whose number replaces COLUMN
     length: str = ""  # the code of the number of values in one row
     over: str = ""  # the loop of these two
+    bad: str = ""  # without a loop: the code of the bad rows' numbers; {inside}: the test of all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +70,9 @@ class Block:
         return dataclasses.replace(
             self,
             field=f"{self.field}[{'' if access.over else ':, '}{number}]",
-            access=Access(code, access.over, array=not access.over, keep=access.keep, each=code),
+            access=Access(
+                code, access.over, array=not access.over, keep=access.keep, each=code, bad=BAD
+            ),
             values=self.values[number::width],
             rows=lambda positions: rows(positions * width + number),
             width=1,

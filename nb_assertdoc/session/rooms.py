@@ -2,8 +2,8 @@
 
 A Jupyter kernel keeps its id (the name of its connection file) through every kind of restart; a
 terminal has none, and is known by its working directory and interpreter. Where a server gave the
-notebook a new kernel id, a sign that the room has left leads to it: one for the notebook's path,
-one for the place.
+notebook a new kernel id, a sign that the room has left leads to it by the notebook's path. Another
+sign leads to it by the place, for those who ask for it: it may be another notebook's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from ..errors import StorageError
 from ..settings import settings
 
 _DAY = 24 * 3600.0
-_SIGN = "at-"
+_SIGN, _TERMINAL = "at-", "terminal-"
+_PROCESS = os.urandom(8).hex()  # unlike its number, no other process has had it
 
 
 def folder() -> Path:
@@ -49,7 +50,7 @@ def key(shell: object = None) -> str:
             from ipykernel.connect import get_connection_file
 
             return Path(get_connection_file()).stem
-    return f"terminal-{_hashed(_place())}"
+    return f"{_TERMINAL}{_hashed(_place())}"
 
 
 def room(name: str) -> Path:
@@ -69,28 +70,55 @@ def notebook_path(shell: object = None) -> str | None:
 def leave_signs(name: str, shell: object = None) -> None:
     """Let a later kernel of the same notebook find the room `name`. Raises `OSError`."""
     path = notebook_path(shell)
-    signs = [f"{_SIGN}{_hashed(thing)}" for thing in (path, _place()) if thing]
-    for file in (folder() / name / "pid", *(folder() / sign for sign in signs)):
+    texts = {folder() / name / "pid": f"{os.getpid()}\n{_PROCESS}"}
+    for thing in filter(None, (path, _place())):
+        texts[folder() / f"{_SIGN}{_hashed(thing)}"] = f"{os.getpid()}\n{name}\n{path or ''}"
+    for file, text in texts.items():
         file.touch(mode=0o600)
-        file.write_text(f"{os.getpid()}\n{name}\n{path or ''}")
+        file.write_text(text)
+
+
+def of_this_process(name: str) -> bool:
+    """The room `name` was left by this very kernel, which still has what is kept there."""
+    with contextlib.suppress(OSError):
+        return (folder() / name / "pid").read_text().endswith(f"\n{_PROCESS}")
+    return False
 
 
 def last_key(shell: object = None) -> str:
-    """The room of this notebook's last kernel: by kernel id, by path, by place; else `key`."""
+    """The room of this notebook's last kernel: by kernel id, by the notebook's path; else `key`."""
     own = key(shell)
     with contextlib.suppress(OSError, ValueError):
         if any((folder() / own / held).exists() for held in ("report.json", "variables")):
             return own
         path = notebook_path(shell)
-        for thing in filter(None, (path, _place())):
-            sign = folder() / f"{_SIGN}{_hashed(thing)}"
-            if not sign.is_file():
-                continue
-            pid, name, notebook = sign.read_text().split("\n", 2)
-            another = path and notebook and path != notebook
-            if not another and not _alive(int(pid)) and (folder() / name).is_dir():
-                return name
+        return (_led_to(path, path) if path else None) or own
     return own
+
+
+def nearby_key(shell: object = None) -> str | None:
+    """The room that an ended kernel left in this folder, not known to be another notebook's.
+
+    For Jupyter kernels; a terminal has its folder's room as its own.
+    """
+    if key(shell).startswith(_TERMINAL):
+        return None
+    with contextlib.suppress(OSError, ValueError):
+        name = _led_to(_place(), notebook_path(shell))
+        return name if name != key(shell) else None
+    return None
+
+
+def _led_to(thing: str, path: str | None) -> str | None:
+    """The room that the sign for a path or place leads to. Raises `OSError`, `ValueError`."""
+    sign = folder() / f"{_SIGN}{_hashed(thing)}"
+    if not sign.is_file():
+        return None
+    pid, name, notebook = sign.read_text().split("\n", 2)
+    another = path and notebook and path != notebook
+    if another or _alive(int(pid)) or not (folder() / name).is_dir():
+        return None
+    return name
 
 
 def size(path: Path) -> int:

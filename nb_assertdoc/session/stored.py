@@ -9,9 +9,10 @@ import time
 
 import msgspec
 
-from ..model import Kept, Lost, Record, from_json
+from ..model import Kept, Lost, Record, Source, from_json
 from . import VARIABLES, folder
 
+SOURCES = "sources.json"  # beside it
 PYTHON = sys.implementation.cache_tag or ""  # "cpython-311"
 
 
@@ -49,11 +50,18 @@ class Stored(Record, frozen=True, kw_only=True):
             words += f" of {os.path.basename(self.notebook)}"
         return f"{words}, {ago(time.time() - self.time)}"
 
-    def line(self) -> str:
-        """What `%load_ext` says."""
+    def line(self, nearby: bool = False) -> str:
+        """What `%load_ext` says; `nearby`: of variables that may be another notebook's."""
         verb = "waits" if len(self.kept) == 1 else "wait"
-        what = f"{plural(len(self.kept))} {verb} from {self.origin()}"
-        return f"nb_assertdoc: {what}: %assertdoc restore"
+        if not nearby:
+            return (
+                f"nb_assertdoc: {plural(len(self.kept))} {verb} from {self.origin()}: "
+                "%assertdoc restore"
+            )
+        return (
+            f"nb_assertdoc: {plural(len(self.kept))} {verb} from another kernel in this folder "
+            f"({self.origin()}). If they are this notebook's: %assertdoc restore --from-folder"
+        )
 
 
 def read(name: str) -> Stored | None:
@@ -63,10 +71,18 @@ def read(name: str) -> Stored | None:
     return None
 
 
-def announcement(name: str) -> str:
+def announcement(name: str, nearby: bool = False) -> str:
     """One line about the variables that the room `name` holds."""
     stored = read(name)
-    return stored.line() if stored is not None else ""
+    return stored.line(nearby) if stored is not None else ""
+
+
+def sources(name: str) -> tuple[Source, ...]:
+    """The cells that defined the functions and classes in the room `name`."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        path = (folder() / name / VARIABLES).with_name(SOURCES)
+        return msgspec.json.decode(path.read_bytes(), type=tuple[Source, ...])
+    return ()
 
 
 def plural(count: int) -> str:

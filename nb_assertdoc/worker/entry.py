@@ -17,7 +17,7 @@ from typing import Any
 
 from .. import salvage
 from ..frames import Cells, at_top, here, user_frames
-from ..model import Evidence, Observed, Order, Outcome, RealError, from_json, to_json
+from ..model import REBUILT, Evidence, Observed, Order, Outcome, RealError, from_json, to_json
 from .output import Captured
 from .process import die_with_the_host, draw_nothing, peak_rss
 
@@ -40,7 +40,7 @@ class Run:
         self._fault_step: tuple[Any, ...] | None = None
         self._in_cell = False
         self._cell_began = self.started
-        self._steps = 0
+        self._steps = self._unused = 0  # batches fetched for no step
 
     # ---- before the cell
 
@@ -273,7 +273,7 @@ class Run:
         if self.order.real_floats and self.remade:
             found.append("weights that were on the GPU were made anew")
         if self.order.history:
-            found.append("earlier cells were run again to rebuild what the cell needs")
+            found.append(REBUILT)
         found += [
             f"`{name}` was changed by the cell before it died, and could not be put back"
             for name in self.not_rewound
@@ -292,11 +292,11 @@ class Run:
             (loop.source, iteration) if self._fault_step is not None else None, loop.source
         )
         if at_top(frame.f_code):
-            self._steps = max(self._steps, iteration + 1)
-            limit = self.order.max_steps
             enough = self.measure is not None and self.measure.enough(loop)
-            if enough or (limit is not None and iteration >= limit):
+            if enough or iteration >= (self.order.max_steps or sys.maxsize):
+                self._unused = int(self.loaders.window.given == iteration + 1)  # fetched by now
                 self._leave("fault" if self.observed else "clean")
+            self._steps = max(self._steps, iteration + 1)
 
     def _check_grace(self, step: tuple[Any, ...] | None, loop: str) -> None:
         if self._fault_at is None or self.measure is not None:
@@ -350,7 +350,7 @@ class Run:
             error=error,
             warnings=self.output.warnings(),
             peak_rss_bytes=peak_rss(),
-            steps=max(self._steps, self.loaders.window.given) or None,
+            steps=max(self._steps, self.loaders.window.given - self._unused) or None,
         )
         part = self.folder / "evidence.part"
         part.write_bytes(to_json(evidence))

@@ -1,0 +1,47 @@
+"""The files that a command writes: refused before it runs, or written at its end."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from nb_assertdoc.errors import UsageError
+
+
+def check(options: argparse.Namespace) -> None:
+    """Refuse, before anything runs, files that could not be written or should not be."""
+    taken = {} if options.notebook is None else {options.notebook.resolve(): "the input"}
+    for name in ("output", "report", "html"):
+        path: Path | None = getattr(options, name)
+        if path is None:
+            continue
+        if (other := taken.get(path.resolve())) is not None:
+            hint = "; --inplace writes it" if (name, other) == ("output", "the input") else ""
+            raise UsageError(f"--{name} {path}: this file is {other}{hint}")
+        taken[path.resolve()] = f"--{name}, too"
+        _check_writable(f"--{name}", path)
+    if options.inplace:
+        _check_writable("--inplace", options.notebook)
+
+
+def _check_writable(option: str, path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"{option} {path}: this is a folder, not a file")
+    if not path.parent.is_dir():
+        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
+    try:
+        if path.exists():
+            path.open("ab").close()
+        else:
+            tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise UsageError(f"{option} {path}: cannot be written ({error.strerror})") from error
+
+
+def write(path: Path, text: str) -> None:
+    """Write a text in UTF-8; UsageError where that fails."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written ({error.strerror})") from error
