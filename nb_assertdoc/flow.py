@@ -17,7 +17,7 @@ from .display import Shown
 from .errors import NothingToReplay, UsageError
 from .lazy import Lazy
 from .recorder import Execution, LoaderWatch, Recorder
-from .settings import settings
+from .settings import AssertDoc, settings
 
 if TYPE_CHECKING:
     from . import detector, doctor, frames, history, model, report, restart, session
@@ -367,7 +367,12 @@ class Flow(Aftermath):
 
 
 def _patience() -> float:
-    """How many times the budget: on a busy machine a replay gets a share of the processors only."""
+    """How many times the budget: on a busy machine a replay gets a share of the processors only.
+
+    A budget that the user has set is kept to.
+    """
+    if settings().replay_seconds != AssertDoc.replay_seconds.default_value:
+        return 1.0
     try:
         return min(4.0, max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)))
     except (OSError, AttributeError):  # Windows has no load average

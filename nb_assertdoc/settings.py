@@ -24,7 +24,7 @@ class AssertDoc(SingletonConfigurable):
     replay_seconds = Float(
         15.0,
         min=1.0,
-        help="Budget for the replays that start by themselves; more on a busy machine.",
+        help="Budget for the replays that start by themselves; unset, more on a busy machine.",
     ).tag(config=True)
     asked_seconds = Float(600.0, min=1.0, help="Budget for a replay that was asked for.").tag(
         config=True

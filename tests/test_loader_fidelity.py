@@ -457,10 +457,10 @@ def test_a_fault_of_trained_weights_is_found_from_the_start(kernel: Kernel) -> N
 
 
 def test_without_time_for_all_batches_the_weights_are_doubted(kernel: Kernel) -> None:
-    kernel.run("%config AssertDoc.replay_seconds = 1.5\nimport time")
+    kernel.run("%config AssertDoc.replay_seconds = 12.0\nimport time")
     shown = "(x[:, :1].cuda() * (rows == 17).any() + weight)"
     try:
-        report = crash(kernel, FLOATS.format(f"({shown} * 3)", "time.sleep(0.1)"))
+        report = crash(kernel, FLOATS.format(f"({shown} * 3)", "time.sleep(0.3)"))
     finally:
         kernel.run("%config AssertDoc.replay_seconds = 90.0")
     assert engines(report) == [("ghost", "clean"), ("cpu", "fault")]
