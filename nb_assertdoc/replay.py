@@ -55,6 +55,8 @@ def run(
         deadline = time.monotonic() + order.seconds
         for source in order.history:
             progress(f"running In [{source.execution_count}] again for what it made")
+            kernel.request(f"_w.begin_earlier({source.execution_count})")
+            kernel.wait(deadline, limit)
             kernel.request(source.source, history=True)
             if not kernel.wait(deadline, limit, stop_on_error=False):
                 return _evidence(folder, order, limit, started, kernel)

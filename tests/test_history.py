@@ -155,3 +155,41 @@ def test_names_of_a_cell_are_global_ones() -> None:
     names = names_of("def f(a):\n    b = a + c\n    return [d for d in b]\ne = [g for g in f(h)]")
     assert names.reads == {"c", "h"}
     assert names.writes == {"f", "e"}
+
+
+MADE = {  # how an earlier cell made the weights, without a seed
+    "torch": "layer = nn.Linear(6, 1)",
+    "numpy": "layer = nn.Linear(6, 1)\n"
+    "layer.weight.data = torch.tensor(np.random.randn(1, 6), dtype=torch.float32)",
+    "python": "layer = nn.Linear(6, 1)\n"
+    "layer.weight.data = torch.tensor([[random.gauss(0, 1) for _ in range(6)]])",
+    "torch, after other draws": "torch.rand(3), np.random.rand(3)\nlayer = nn.Linear(6, 1)",
+    "torch, in a cell that ran twice": "layer = nn.Linear(6, 1)",
+}
+
+
+@pytest.mark.parametrize("how", MADE)
+def test_weights_are_drawn_again_as_they_were(start_kernel, how: str) -> None:
+    """Those of the initialisers would be in range, and acquit the cell."""
+    kernel = start_kernel()
+    kernel.run_all(
+        [
+            "%load_ext nb_assertdoc.simulated_gpu\n%load_ext nb_assertdoc",
+            "import random, torch, numpy as np\nfrom torch import nn",
+            "x, y = torch.randn(64, 6), torch.ones(64)",
+            "scratch = torch.rand(5), np.random.rand(5), random.random()",
+            *[MADE[how]] * (2 if "twice" in how else 1),
+            "layer.requires_grad_(False)\nlayer.weight *= 30\nlayer.bias[:] = 0.5",
+            "expected = sorted(v for v in (layer(x).squeeze(1) * 0.1 + 0.45).tolist() if v < 0)",
+            'layer = layer.to("cuda")',
+        ]
+    )
+    crashed = kernel.run(
+        'score = layer(x.to("cuda")).squeeze(1) * 0.1 + 0.45\n'
+        'loss = nn.BCELoss()(score.clamp(max=1), y.to("cuda")).item()'
+    ).report
+
+    assert crashed["replays"][-1]["engine"] == "history"
+    assert crashed["confidence"] == "likely"
+    values = crashed["finding"]["bad_values"]
+    assert values == pytest.approx(kernel.value("expected")[: len(values)], abs=1e-5)

@@ -96,6 +96,7 @@ def diagnose(
     try:
         folder = Path(tempfile.mkdtemp(prefix="nb_assertdoc-"))
         check_torch()
+        (folder / "random.pickle").write_bytes(pickle.dumps(dict(case.random)))
         if case.namespace is not None and engine != "history":
             saved = _salvage(case, folder, progress)
             kept, lost = saved.kept, [*lost, *saved.lost]

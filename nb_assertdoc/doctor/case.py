@@ -35,7 +35,8 @@ class Case:
     now: Mapping[str, Any] = field(default_factory=dict)  # the namespace as it is now
     gone: tuple[str, ...] = ()
     crash: Crash | None = None
-    rng: Any = None  # states of the global random generators
+    rng: Any = None  # states of the global random generators; None: the start was not recorded
+    random: Mapping[int | None, Any] = field(default_factory=dict)  # the same, by `In [count]`
     generators: Mapping[tuple[str, str | None], Any] = field(default_factory=dict)  # of variables
     patches: tuple[Any, ...] = ()  # what puts back values that the cell changed in place
     integers: Mapping[int, Any] = field(default_factory=dict)

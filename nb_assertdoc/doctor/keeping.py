@@ -19,8 +19,8 @@ from ..settings import settings
 from .case import Case
 
 log = logging.getLogger("nb_assertdoc")
-REPLAY = "replay"  # in a room: order.json, capsule/, rng.pickle, loader.pickle, kept.json
-_NEEDED = ("order.json", "capsule", "rng.pickle", "loader.pickle")
+REPLAY = "replay"  # in a room: order.json, capsule/, *.pickle, kept.json
+_NEEDED = ("order.json", "capsule", "rng.pickle", "random.pickle", "loader.pickle")
 _LOOK_SECONDS = 0.5
 _CONFIGURATIONS = ("config", "hparams", "_hparams")  # attributes of a model
 

@@ -116,8 +116,11 @@ def _next(
     )
     if evidence.outcome == "clean" and not (needs_floats or lacks_state):
         # Without copies of the GPU's integers from the cell's start, an index may be made up.
-        made_up = case.rng is None and any(e.ghost_operators for _, e in tries)
-        innocent = not (evidence.decisions or evidence.shortened or made_up)
+        unknown = {op for _, e in tries for op in e.ghost_operators}
+        made_up = case.rng is None and bool(unknown)
+        # Nor is what the driver names, where its values hang on weights that were drawn again.
+        redrawn = evidence.redrawn and not unknown.isdisjoint(allowed or unknown)
+        innocent = not (evidence.decisions or evidence.shortened or made_up or redrawn)
         if case.crash is None or (case.others_follow and innocent):
             return None
     candidates: list[Rung] = []

@@ -155,7 +155,7 @@ def _unchecked(evidence: Evidence, wanted: str | None) -> bool:
 def _order(kept: Kept, attempt: Attempt, folder: Path) -> Order:
     """The kept order with the new code, in a folder that reads the kept files."""
     order = kept.order
-    for name in ("rng.pickle", "loader.pickle"):
+    for name in ("rng.pickle", "random.pickle", "loader.pickle"):
         if (kept.folder / name).is_file():
             shutil.copy(kept.folder / name, folder / name)
     capsule, variables = kept.folder / "capsule", kept.folder.parent / "variables"

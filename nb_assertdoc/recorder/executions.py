@@ -25,6 +25,7 @@ _FIXED_NAMES = {  # of the code that a cell magic compiles, whatever the cell
     "timeit": ("<magic-timeit>",),
 }
 KEPT_BINDINGS = 3  # newest executions whose bindings are kept; older ones keep their source
+KEPT_STATES = 1000  # newest ones whose random states are kept: at most some 30 kB each
 
 
 class Execution:
@@ -122,12 +123,15 @@ class Recorder:
         execution.dead_before = self.context_dead
         error = None
         if not self.context_dead:
-            execution.rng = random_states()
+            before = self.executions[-1].rng if self.executions else None
+            execution.rng = _shared(random_states(), before)
             execution.bindings = Bindings(self._shell.user_ns)
             execution.integers, error = self._copies.take(self._shell.user_ns)
             if len(self.executions) >= KEPT_BINDINGS:
                 old = self.executions[-KEPT_BINDINGS]
-                old.bindings, old.integers, old.rng = None, {}, None
+                old.bindings, old.integers = None, {}
+            if len(self.executions) >= KEPT_STATES:
+                self.executions[-KEPT_STATES].rng = None
         self.executions.append(execution)
         return execution, error
 
@@ -193,3 +197,18 @@ def random_states() -> tuple[Any, Any, Any]:
         numpy_random.get_state() if numpy_random is not None else None,
         generator.get_state() if generator is not None else None,
     )
+
+
+def _shared(states: tuple[Any, ...], before: tuple[Any, ...] | None) -> Any:
+    """`states`, with the objects of `before` where they are equal: most cells draw nothing."""
+    return tuple(
+        old if old is not None and new is not None and _same(new, old) else new
+        for new, old in zip(states, before or (None,) * len(states), strict=True)
+    )
+
+
+def _same(new: Any, old: Any) -> bool:
+    if isinstance(new, tuple):  # numpy's holds an array
+        pairs = zip(new, old, strict=True)
+        return all(bytes(a) == bytes(b) if hasattr(a, "tobytes") else a == b for a, b in pairs)
+    return bool(new.equal(old))

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .entry import begin_cell, finish, prepare
+from .entry import begin_cell, begin_earlier, finish, prepare
 
-__all__ = ["begin_cell", "finish", "prepare"]
+__all__ = ["begin_cell", "begin_earlier", "finish", "prepare"]

@@ -19,7 +19,7 @@ from .. import salvage
 from ..frames import Cells, at_top, here, user_frames
 from ..model import REBUILT, Evidence, Observed, Order, Outcome, RealError, from_json, to_json
 from .output import Captured
-from .process import die_with_the_host, draw_nothing, peak_rss
+from .process import die_with_the_host, draw_nothing, name_cells, peak_rss
 
 GRACE_SECONDS = 1.5  # for further faults of the same batch
 GRACE_OPERATORS = 3000
@@ -109,7 +109,7 @@ class Run:
         self.measure = measure.Measure(order.batches, self.observer.site) if order.batches else None
         chance.install(self.cells, self._chance)
         counters.install(self.cells, lambda: self.loaders.passed)
-        self._name_cells(shell)
+        name_cells(shell, self.cells)
         shell.events.register("post_run_cell", self._ended)
         self._load()
         shell.system = shell.getoutput = self._no_shell
@@ -146,7 +146,7 @@ class Run:
             early = {n: v for n, v in values.items() if n not in loaded or n in self.order.rebound}
             loaded.update(early)
         self.namespace.update(loaded)
-        if make.remade and self.order.real_floats:
+        if make.remade:
             make.initialise(self.namespace)
             self.differences.append(
                 "weights that were on the GPU are lost: made anew by their modules' initialisers"
@@ -161,16 +161,6 @@ class Run:
     def _chance(self, words: str) -> None:
         if self._in_cell and self.chance is None:
             self.chance = words
-
-    def _name_cells(self, shell: Any) -> None:
-        """Compile each cell under the host's file name: tracebacks and loop keys then agree."""
-        by_source = {c.source.strip(): c.filename for c in self.cells}
-        plain = shell.compile.get_code_name
-
-        def get_code_name(raw: str, transformed: str, number: int) -> str:
-            return str(by_source.get(raw.strip()) or plain(raw, transformed, number))
-
-        shell.compile.get_code_name = get_code_name
 
     def _ended(self, result: Any) -> None:
         self.error = result.error_before_exec or result.error_in_exec
@@ -270,7 +260,7 @@ class Run:
             ]
         if usage.kind != "index" and self.order.real_floats:
             found.append("floats differ on the CPU: rounding, random numbers of the GPU")
-        if self.order.real_floats and self.remade:
+        if self.remade:
             found.append("weights that were on the GPU were made anew")
         if self.order.history:
             found.append(REBUILT)
@@ -346,6 +336,7 @@ class Run:
             missing=salvage.touched(),
             measured=self.measure.records() if self.measure is not None else (),
             shortened=self.loaders.shortened,
+            redrawn=self.remade,
             loop=self.loaders.replayed,
             error=error,
             warnings=self.output.warnings(),
@@ -386,6 +377,14 @@ def prepare(folder: str) -> None:
     global _run
     _run = Run(Path(folder))
     _run.prepare()
+
+
+def begin_earlier(execution_count: int | None) -> None:
+    """One of the earlier cells comes next."""
+    from .rewind import begin_earlier
+
+    assert _run is not None
+    begin_earlier(_run.folder, execution_count)
 
 
 def begin_cell() -> None:

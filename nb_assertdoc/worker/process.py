@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from ..model import Source
 
 
 def draw_nothing(shell: Any) -> None:
@@ -17,6 +20,17 @@ def draw_nothing(shell: Any) -> None:
     magics["assertdoc"] = magics["cpu_replay"] = lambda line: None
     magics["matplotlib"] = lambda line: None
     magics["config"] = lambda line: None if "InlineBackend" in line else config(line)
+
+
+def name_cells(shell: Any, cells: Iterable[Source]) -> None:
+    """Compile each cell under the host's file name: tracebacks and loop keys then agree."""
+    by_source = {c.source.strip(): c.filename for c in cells}
+    plain = shell.compile.get_code_name
+
+    def get_code_name(raw: str, transformed: str, number: int) -> str:
+        return str(by_source.get(raw.strip()) or plain(raw, transformed, number))
+
+    shell.compile.get_code_name = get_code_name
 
 
 def die_with_the_host() -> None:

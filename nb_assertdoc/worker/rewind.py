@@ -9,13 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from ..mutations import Patch, resolve
-from .sources import set_generator
+from .sources import set_generator, set_rng
 
 
 def read(file: Path) -> tuple[Any, Any]:
     """What the host wrote: the states of the global random generators, and the rest."""
     states, *rest = pickle.loads(file.read_bytes())
     return states, rest
+
+
+def begin_earlier(folder: Path, execution_count: int | None) -> None:
+    """Set the global random generators as they were when this earlier cell began, if known.
+
+    A model whose weights were drawn there gets the same ones again.
+    """
+    file = folder / "random.pickle"
+    if file.is_file():
+        set_rng(pickle.loads(file.read_bytes()).get(execution_count))
 
 
 def put_back(namespace: Mapping[str, Any], rest: Any, found: list[Any]) -> tuple[str, ...]:

@@ -42,7 +42,11 @@ class StandIns:
         return devices.tag(made, device)
 
     def initialise(self, namespace: dict[str, Any]) -> None:
-        """Give re-made weights the values of their modules' own initialisers."""
+        """Give re-made weights the values of their modules' own initialisers.
+
+        Every replay of one failure draws the same ones.
+        """
+        torch.default_generator.manual_seed(0)
         done: set[int] = set()
         for value in list(namespace.values()):
             held = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
