@@ -253,6 +253,10 @@ class Flow(Aftermath):
             sources=(*self.recorder.sources(), source),
             earlier=tuple(e.as_source() for e in executions[:-1] if not ours(e.source)),
             namespace=dict(self.shell.user_ns),
+            rng=current.rng if current is not None else None,
+            random={e.execution_count: e.rng for e in executions if e.rng is not None},
+            generators=current.bindings.generators if current and current.bindings else {},
+            integers=self.recorder.integers_now(),
             cwd=os.getcwd(),
         )
 

@@ -93,3 +93,32 @@ def test_what_a_value_stands_for(tmp_path: Path) -> None:
         "an encoder": "encoder.classes_[2] = 'z'",
         "a tokenizer": f"tok: token {token!r}",
     }
+
+
+SUBSCRIPTS = {  # of what is indexed, and the part that is at fault
+    "grid[rows.cuda(), cols.cuda()]": "cols.cuda()",
+    "grid[cols, rows]": "cols",
+    "cube[one, rows, cols]": "cols",
+    "cube[..., cols]": "cols",
+    "cube[-1, :, cols]": "cols",
+    "cube[None, 1:, rows, cols]": "cols",
+    "cube[1, [0, 1, 2], cols]": "cols",
+    "cube[torch.tensor([True, False]), rows[:1], cols[1:2]]": "cols[1:2]",
+    "grid[(rows, cols)]": "cols",
+    "grid[both]": "both",  # one name for all: that is what the user has
+}
+
+
+def test_of_several_indices_the_faulty_one_is_named(tmp_path: Path) -> None:
+    lines = "".join(f"{subscript}\n" for subscript in SUBSCRIPTS)
+    found = {}
+    for part in (lines.splitlines()[:5], lines.splitlines()[5:]):  # some 8 faults are reported
+        evidence = replays.run(
+            "import torch\nrows, cols, one = torch.tensor([0, 1, 2]), torch.tensor([1, 9, 3]), 1\n"
+            "grid, cube, both = torch.zeros(4, 5), torch.zeros(2, 4, 5), (rows, cols)\n"
+            + "\n".join(part),
+            tmp_path / "order",
+        )
+        for seen in evidence.observed:
+            found[seen.finding.location.source.strip()] = seen.index_expression
+    assert found == SUBSCRIPTS

@@ -157,20 +157,8 @@ def test_names_of_a_cell_are_global_ones() -> None:
     assert names.writes == {"f", "e"}
 
 
-MADE = {  # how an earlier cell made the weights, without a seed
-    "torch": "layer = nn.Linear(6, 1)",
-    "numpy": "layer = nn.Linear(6, 1)\n"
-    "layer.weight.data = torch.tensor(np.random.randn(1, 6), dtype=torch.float32)",
-    "python": "layer = nn.Linear(6, 1)\n"
-    "layer.weight.data = torch.tensor([[random.gauss(0, 1) for _ in range(6)]])",
-    "torch, after other draws": "torch.rand(3), np.random.rand(3)\nlayer = nn.Linear(6, 1)",
-    "torch, in a cell that ran twice": "layer = nn.Linear(6, 1)",
-}
-
-
-@pytest.mark.parametrize("how", MADE)
-def test_weights_are_drawn_again_as_they_were(start_kernel, how: str) -> None:
-    """Those of the initialisers would be in range, and acquit the cell."""
+def test_weights_are_drawn_again_as_they_were(start_kernel) -> None:
+    """Those of the initialisers would be in range, and acquit the cell. Nothing is seeded."""
     kernel = start_kernel()
     kernel.run_all(
         [
@@ -178,14 +166,17 @@ def test_weights_are_drawn_again_as_they_were(start_kernel, how: str) -> None:
             "import random, torch, numpy as np\nfrom torch import nn",
             "x, y = torch.randn(64, 6), torch.ones(64)",
             "scratch = torch.rand(5), np.random.rand(5), random.random()",
-            *[MADE[how]] * (2 if "twice" in how else 1),
-            "layer.requires_grad_(False)\nlayer.weight *= 30\nlayer.bias[:] = 0.5",
-            "expected = sorted(v for v in (layer(x).squeeze(1) * 0.1 + 0.45).tolist() if v < 0)",
-            'layer = layer.to("cuda")',
+            *["net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 1))"] * 2,
+            "net.requires_grad_(False)\n"
+            "net[0].weight[:] = torch.tensor(np.random.randn(6, 6))\n"
+            "net[1].weight[:] = torch.tensor([[random.gauss(0, 1)] * 6 for _ in range(6)])",
+            "net[2].weight *= 30\nnet[2].bias[:] = 0.5",
+            "expected = sorted(v for v in (net(x).squeeze(1) * 0.1 + 0.45).tolist() if v < 0)",
+            'net = net.to("cuda")',
         ]
     )
     crashed = kernel.run(
-        'score = layer(x.to("cuda")).squeeze(1) * 0.1 + 0.45\n'
+        'score = net(x.to("cuda")).squeeze(1) * 0.1 + 0.45\n'
         'loss = nn.BCELoss()(score.clamp(max=1), y.to("cuda")).item()'
     ).report
 
@@ -193,3 +184,37 @@ def test_weights_are_drawn_again_as_they_were(start_kernel, how: str) -> None:
     assert crashed["confidence"] == "likely"
     values = crashed["finding"]["bad_values"]
     assert values == pytest.approx(kernel.value("expected")[: len(values)], abs=1e-5)
+
+
+COPIES = {  # of the weights, on the CPU: their name in the report, and how they were kept
+    "best": "best = {k: v.clone() for k, v in net.state_dict().items()}",
+    "checkpoint['model']": "checkpoint = {'epoch': 3, 'model': copy.deepcopy(net.state_dict())}",
+    "saved": "saved = {f'module.{k}': v.clone() for k, v in net.state_dict().items()}\n"
+    "other = {k: v * 0 for k, v in nn.Linear(6, 1).state_dict().items()}",
+}
+
+
+def test_weights_of_a_copy_on_the_cpu(start_kernel) -> None:
+    kernel = start_kernel(simulated_gpu=True, extension=True)
+    kernel.run(
+        "import copy, torch\nfrom torch import nn\n"
+        "frozen = nn.Linear(6, 6).requires_grad_(False)\n"  # it stays on the CPU, as it is
+        "x, y = torch.randn(64, 6), torch.ones(64)"
+    )
+    for name, code in COPIES.items():
+        kernel.run(
+            "net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 1)).requires_grad_(False)\n"
+            "net[1].bias[:] = -3\n"
+            "expected = sorted(v for v in net(frozen(x)).squeeze(1).tolist() if v < 0)\n"
+            f"{code}\nnet = net.to('cuda')"
+        )
+        report = kernel.run(
+            "%%cpu_replay --engine cpu\nscore = net(frozen(x).to('cuda')).squeeze(1)\n"
+            "nn.BCELoss()(score.clamp(max=1), y.to('cuda'))"
+        ).report
+
+        told = f"weights of `net` were only on the GPU: those of `{name}` are used"
+        assert told in report["replays"][-1]["differences"]
+        assert report["confidence"] == "likely"
+        values = report["finding"]["bad_values"]
+        assert values == pytest.approx(kernel.value("expected")[: len(values)], abs=1e-5)

@@ -182,3 +182,24 @@ def test_a_failed_cell_without_a_gpu(kernel):
 
     kernel.run("x = = 1")
     assert "the cell is not valid Python" in kernel.run("%cpu_replay").stdout
+
+
+def test_integers_on_a_gpu_that_lives(start_kernel):
+    """Small ones are copied. One that is too large is made again; until then nothing is claimed."""
+    kernel = start_kernel(simulated_gpu=True, extension=True)
+    kernel.run(
+        "import torch\ntable = torch.nn.Embedding(5, 2).cuda()\n"
+        "ids = torch.tensor([1, 9]).cuda()\n"
+        "many = torch.ones(2**20, dtype=torch.long).cuda()\nmany[7] = 9"
+    )
+    small = kernel.run("%%cpu_replay\ntable(ids)").report
+    known = kernel.run("%%cpu_replay --engine cpu\ntable(many); table(ids * 0)").report
+    large = kernel.run("%%cpu_replay\ntable(many)").report
+
+    assert small["finding"]["bad_values"] == [9]
+    assert small["finding"]["positions"] == [[1]]
+    assert known["confidence"] == "clean"
+    assert known["headline"].endswith("; not checked, their values are not known: embedding.")
+    assert large["finding"]["bad_values"] == [9]
+    assert large["finding"]["positions"] == [[7]]
+    assert (large["replays"][-1]["engine"], large["confidence"]) == ("history", "likely")

@@ -5,6 +5,7 @@ A stage that fails makes a poorer report, never a second crash.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pickle
 import shutil
@@ -154,6 +155,8 @@ def measure(
 def _salvage(case: Case, folder: Path, progress: Progress) -> salvage.Salvaged:
     namespace = case.namespace or {}
     names = salvage.reached(frames.body(case.cell.source), namespace)
+    with contextlib.suppress(Exception):  # of a module or dictionary of the user's own making
+        names = salvage.with_copies(namespace, names)
     if names:
         progress(f"saving {len(names)} variable{'s' if len(names) > 1 else ''}")
     saved = salvage.write(

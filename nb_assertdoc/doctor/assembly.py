@@ -127,12 +127,16 @@ def _without_finding(
     tried = [t.engine for t in tries]
     steps = (*notes, *next_steps(case, None, conclusive=clean, tried=tried, own_error=bool(own)))
     if clean:
-        checks = [t.checks for t in tries if t.outcome == "clean"]
+        passed = [t for t in tries if t.outcome == "clean"]
+        checks = [t.checks for t in passed]
+        unknown = set.intersection(*(set(t.ghost_operators) for t in passed))
         nearest = [t for c in checks for t in c.tightest]
         calls = max(c.calls for c in checks)
         headline = f"No fault: {calls:,} call{'' if calls == 1 else 's'} checked on the CPU"
         if nearest:
             headline += f", tightest margin {min(t.margin for t in nearest):g}"
+        if unknown:
+            headline += f"; not checked, their values are not known: {', '.join(sorted(unknown))}"
         headline += "."
     elif own is not None:
         said = " ".join(f"{own.type}: {own.message}".split())[:160].rstrip(".: ")

@@ -12,6 +12,7 @@ from nb_assertdoc.salvage.limits import Unsaveable, refusing_cuda
 from nb_assertdoc.salvage.names import hidden, reached
 from nb_assertdoc.salvage.placeholders import Missing, StandIn, began_anew, touched
 from nb_assertdoc.salvage.reader import load, names_in, read
+from nb_assertdoc.salvage.weights import with_copies
 from nb_assertdoc.salvage.writer import Salvaged, write
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "read",
     "refusing_cuda",
     "touched",
+    "with_copies",
     "write",
 ]

@@ -147,14 +147,11 @@ class Run:
             loaded.update(early)
         self.namespace.update(loaded)
         if make.remade:
-            make.initialise(self.namespace)
-            self.differences.append(
-                "weights that were on the GPU are lost: made anew by their modules' initialisers"
-            )
-        self.remade = make.remade
+            self.remade = make.initialise(self.namespace)
+            self.differences += self.remade
 
     set_random: Any = None  # puts the random generators back to where the cell began
-    remade = False
+    remade: tuple[str, ...] = ()  # where weights that were lost are from
     not_rewound: tuple[str, ...] = ()
     chance: str | None = None  # the first random number that no replay can repeat
 
@@ -260,10 +257,11 @@ class Run:
             ]
         if usage.kind != "index" and self.order.real_floats:
             found.append("floats differ on the CPU: rounding, random numbers of the GPU")
-        if self.remade:
-            found.append("weights that were on the GPU were made anew")
+        found += self.remade
         if self.order.history:
             found.append(REBUILT)
+        if self.hooks.lost_read:
+            found.append("a number that was only on the GPU went to Python, and is not known")
         found += [
             f"`{name}` was changed by the cell before it died, and could not be put back"
             for name in self.not_rewound
@@ -336,7 +334,7 @@ class Run:
             missing=salvage.touched(),
             measured=self.measure.records() if self.measure is not None else (),
             shortened=self.loaders.shortened,
-            redrawn=self.remade,
+            redrawn=bool(self.remade),
             loop=self.loaders.replayed,
             error=error,
             warnings=self.output.warnings(),

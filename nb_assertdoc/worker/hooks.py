@@ -61,6 +61,7 @@ class ReplayHooks(devices.Hooks):
     def __init__(self) -> None:
         self.operators = 0
         self.emulated_skipped = False
+        self.lost_read = False  # a number that is not known went to Python
         self._made_on_device = False
 
     def make(self, name: str, device: torch.device) -> None:
@@ -68,8 +69,11 @@ class ReplayHooks(devices.Hooks):
         self._made_on_device = True
 
     def unknown(self, tensor: Tensor) -> str | None:
-        """Why the values of `tensor` are made up, or None."""
-        return None
+        """Why the values of `tensor` are made up, or None.
+
+        Here only what comes of integers that are lost, and are zeros: weights are merely soft.
+        """
+        return tensor.__dict__.get("_nb_why")
 
     def soft(self, tensor: Tensor) -> str | None:
         """What makes the values of `tensor` differ from the host's, or None."""
@@ -82,7 +86,10 @@ class ReplayHooks(devices.Hooks):
         usages = indexing.usages(func, args, kwargs)
         if usages:
             args, kwargs = self.checker.check(usages, func, args, kwargs)
-        return self.run(func, args, kwargs, tensors_of(args, kwargs))
+        tensors = tensors_of(args, kwargs)
+        if func is aten._local_scalar_dense.default and any(map(self.unknown, tensors)):
+            self.lost_read = True  # on ghosts it is a decision, or leaks
+        return self.run(func, args, kwargs, tensors)
 
     def run(self, func: Any, args: Any, kwargs: Any, tensors: list[Tensor]) -> Any:
         """Run an operator on real values; mark what hangs on the GPU's random numbers."""
@@ -97,6 +104,9 @@ class ReplayHooks(devices.Hooks):
             soft = "random numbers that come after those of a large initialisation"
         if soft is not None:
             _mark(out, "_nb_soft", soft)
+        why = next((w for t in tensors if (w := self.unknown(t))), None)
+        if why is not None:
+            _mark(out, "_nb_why", why)
         return out
 
 
@@ -168,9 +178,6 @@ class GhostHooks(ReplayHooks):
         size = any("_nb_size" in t.__dict__ for t in tensors)
         if not any(_is_meta(t) for t in tensors):
             out = self.run(func, args, kwargs, tensors)
-            why = next((w for t in tensors if (w := self.unknown(t))), None)
-            if why is not None:
-                _mark(out, "_nb_why", why)
         else:
             on_device, self._made_on_device = self._made_on_device, False
             out = self._run_ghost(func, args, kwargs, tensors)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ import torch
 
 from .. import devices
 from ..frames import Cells
+from ..indexing import Usage
 
 _INDEX_POSITION = {  # of the index argument: as a function's, as a method's or module's argument
     "cross_entropy": (1, 1),
@@ -139,13 +140,20 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def expressions(
-    op: str, argument: str, call: str | None, direct: bool
+    usage: Usage,
+    op: str,
+    call: str | None,
+    direct: bool,
+    indices: Sequence[Any],
+    known: Mapping[str, Any],
 ) -> tuple[str | None, str | None]:
     """Source of the faulty argument and of what is indexed, from the user's own call.
 
     `direct` tells that only torch lies between the call and the operator: else the arguments are
-    another function's.
+    another function's. `indices`: of an operator that takes a list, with None for a dimension
+    that is not indexed. `known`: the variables that the call may name.
     """
+    argument = usage.argument
     if call is None or not direct:
         return None, None
     try:
@@ -153,7 +161,7 @@ def expressions(
     except SyntaxError:
         return None, None
     if isinstance(node, ast.Subscript):
-        return ast.unparse(node.slice), ast.unparse(node.value)
+        return ast.unparse(_faulty(node.slice, usage, indices, known)), ast.unparse(node.value)
     if not isinstance(node, ast.Call):
         return None, None
     by_name = {k.arg: ast.unparse(k.value) for k in node.keywords if k.arg}
@@ -180,6 +188,28 @@ def expressions(
     else:
         table = arguments[0] if arguments and position else None
     return index, table
+
+
+def _faulty(
+    subscript: ast.expr, usage: Usage, indices: Sequence[Any], known: Mapping[str, Any]
+) -> ast.expr:
+    """Of `x[i, :, j]` the faulty one of `i` and `j`; the whole where it cannot be told."""
+    place = usage.slot[1]
+    if not isinstance(subscript, ast.Tuple) or place is None:
+        return subscript
+    may_be = [e for e in subscript.elts if not _is_no_tensor(e, known)]
+    tensors = [i for i, index in enumerate(indices) if index is not None]
+    if len(may_be) != len(tensors) or place not in tensors:
+        return subscript
+    return may_be[tensors.index(place)]
+
+
+def _is_no_tensor(element: ast.expr, known: Mapping[str, Any]) -> bool:
+    """A slice, None, an ellipsis or a number: torch narrows the tensor before it indexes."""
+    if isinstance(element, ast.Name):
+        return isinstance(known.get(element.id), int | slice | None)
+    number = element.operand if isinstance(element, ast.UnaryOp) else element
+    return isinstance(number, ast.Slice | ast.Constant)
 
 
 _INDEX_MODULES = {"embedding", "embedding_bag"}

@@ -76,11 +76,13 @@ class Observer:
         op = indexing.public_name(usage.op, [f.f_code.co_name for f in stack[:60]])
         places = tuple(self._place(f) for f in users)
         direct = names.only_torch_between(stack, location, self._cells)
-        index, table = names.expressions(op, usage.argument, places[-1].expression, direct)
         seen = self._checker.seen.get(seen_key(usage))
         step, batch_size = self._step(users, usage, bad)
         dataset = getattr(self._loaders.window.loader, "dataset", None)
         known = {**self._namespace, **location.f_locals}
+        listed = next((a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple)), ())
+        call = places[-1].expression
+        index, table = names.expressions(usage, op, call, direct, listed, known)
         finding = Finding(
             op=op,
             aten_op=str(func),

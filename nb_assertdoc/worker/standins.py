@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from .. import devices
+from ..salvage import weights
 
 
 class StandIns:
-    """Makes the tensors of a capsule's stand-ins: ghosts, or zeros that are then initialised."""
+    """Makes the tensors of a capsule's stand-ins: ghosts, or real ones with made-up values.
+
+    Parameters are then initialised. Other floats are from 0 to 1, the same in every replay: zeros
+    would make NaN of a division, and a fault that the user never had.
+    """
 
     def __init__(self, real_floats: bool) -> None:
         self._real = real_floats
+        self._generator = torch.Generator().manual_seed(0)
         self.remade = False
 
     def tensor(self, standin: Any) -> torch.Tensor:
@@ -25,7 +32,7 @@ class StandIns:
                 made = standin.integers.clone()
             elif dtype.is_floating_point and self._real:
                 self.remade = True
-                made = torch.zeros(standin.shape, dtype=dtype)
+                made = torch.rand(standin.shape, generator=self._generator).to(dtype)
             else:
                 made = torch.empty(standin.shape, dtype=dtype, device="meta")
                 if standin.stride is not None:
@@ -41,20 +48,59 @@ class StandIns:
                 made.requires_grad_(True)
         return devices.tag(made, device)
 
-    def initialise(self, namespace: dict[str, Any]) -> None:
-        """Give re-made weights the values of their modules' own initialisers.
+    def initialise(self, namespace: dict[str, Any]) -> tuple[str, ...]:
+        """Give re-made weights the values of a copy on the CPU, else of the modules' initialisers.
 
-        Every replay of one failure draws the same ones.
+        Every replay of one failure draws the same ones. Returns where weights are from, in words.
         """
         torch.default_generator.manual_seed(0)
+        states = list(weights.state_dicts(namespace))
+        found: dict[str, None] = {}
         done: set[int] = set()
-        for value in list(namespace.values()):
-            held = getattr(value, "__dict__", {}) if not isinstance(value, type) else {}
-            for root in (value, *list(held.values())[:64]):
-                if not isinstance(root, torch.nn.Module):
-                    continue
+        for name, value in list(namespace.items()):
+            for root in weights.modules(value):
                 for module in root.modules():
-                    reset = getattr(module, "reset_parameters", None)
-                    if id(module) not in done and callable(reset):
+                    if id(module) not in done:
                         done.add(id(module))
-                        reset()
+                        _reset(module)
+                copies = [(w, s) for w, s in states if weights.fits(s, root, _on_cpu)]
+                if copies and _lost(root.named_parameters()):
+                    words, state = copies[-1]  # the name that was made last
+                    _fill(root, state)
+                    told = f"weights of `{name}` were only on the GPU: those of `{words}` are used"
+                    found[told] = None
+        anew = "weights that were only on the GPU were made anew by their modules' initialisers"
+        return tuple(found) or (anew,)
+
+
+def _on_cpu(tensor: torch.Tensor) -> bool:
+    tag = devices.tag_of(tensor)
+    return tag is None or tag.type == "cpu"
+
+
+def _lost(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Tensor]]:
+    return [(n, t) for n, t in named if t.is_floating_point() and not _on_cpu(t)]
+
+
+def _reset(module: torch.nn.Module) -> None:
+    """As its own initialiser would; zeros, which a scale of no known class has, hide all faults."""
+    own = _lost((*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)))
+    reset = getattr(module, "reset_parameters", None)
+    if own and callable(reset):
+        reset()
+        return
+    with torch.no_grad(), devices.raw():
+        for name, tensor in own:
+            if tensor.dim() > 1:
+                tensor.normal_(std=0.02, generator=torch.default_generator)
+            elif name == "weight":
+                tensor.fill_(1.0)
+
+
+def _fill(module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    held = {weights.plain(key): value for key, value in state.items()}
+    with torch.no_grad(), devices.raw():
+        for name, tensor in _lost((*module.named_parameters(), *module.named_buffers())):
+            value = held.get(weights.plain(name))
+            if value is not None and value.shape == tensor.shape:
+                tensor.copy_(value)
