@@ -323,7 +323,7 @@ class Evidence(Record, frozen=True, kw_only=True):
     ghost_operators: tuple[str, ...] = ()  # not checked: their argument was a ghost
     missing: tuple[str, ...] = ()  # lost values that the cell touched: they need `history`
     shortened: bool = False  # batches of the cell's loops were left out
-    redrawn: bool = False  # lost weights have values of their initialisers
+    floats_lost: bool = False  # weights, or other floats that were only on the GPU
     # Of the loader plan's loop: "recorded" batches up to those that must run, "left" before them,
     # "anew" (its data set has another length), "" (not met).
     loop: str = ""

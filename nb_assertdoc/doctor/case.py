@@ -37,6 +37,7 @@ class Case:
     crash: Crash | None = None
     rng: Any = None  # states of the global random generators; None: the start was not recorded
     random: Mapping[int | None, Any] = field(default_factory=dict)  # the same, by `In [count]`
+    seconds: Mapping[int | None, float] = field(default_factory=dict)  # that `earlier` ones took
     generators: Mapping[tuple[str, str | None], Any] = field(default_factory=dict)  # of variables
     patches: tuple[Any, ...] = ()  # what puts back values that the cell changed in place
     integers: Mapping[int, Any] = field(default_factory=dict)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import re
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -38,6 +37,7 @@ CPU = Rung("cpu", real=True, whole=True)
 HISTORY = Rung("history")
 REAL_HISTORY = Rung("history", real=True, whole=True)
 MOST_TRIES = 3
+SOON = 3.0  # seconds: earlier cells that took no longer are run again rather than made up for
 # Errors that a stand-in, the limit of memory or the closed-off file system may raise.
 _NOT_THE_CELL = {"NotImplementedError", "MemoryError", "OSError", "PermissionError"}
 
@@ -119,13 +119,15 @@ def _next(
         unknown = {op for _, e in tries for op in e.ghost_operators}
         made_up = case.rng is None and bool(unknown)
         # Nor is what the driver names, where its values hang on weights that were drawn again.
-        redrawn = evidence.redrawn and not unknown.isdisjoint(allowed or unknown)
+        redrawn = evidence.floats_lost and not unknown.isdisjoint(allowed or unknown)
         innocent = not (evidence.decisions or evidence.shortened or made_up or redrawn)
         if case.crash is None or (case.others_follow and innocent):
             return None
     candidates: list[Rung] = []
     if case.earlier and (lacks_state or last.engine == "history"):
         candidates += [REAL_HISTORY] if needs_floats else [HISTORY, REAL_HISTORY]
+    if needs_floats and evidence.floats_lost and _repeatable(case):
+        candidates.append(REAL_HISTORY)
     if case.namespace is not None and not lacks_state:
         candidates += [WHOLE, CPU] if evidence.shortened and not needs_floats else [CPU]
     if case.earlier:
@@ -143,6 +145,13 @@ def _next(
             return None
         return rung
     return None
+
+
+def _repeatable(case: Case) -> bool:
+    """The cells that made the weights can soon be run again, with the same random numbers."""
+    makers = [s.execution_count for s in history.needed(case.earlier, case.cell, training=True)]
+    soon = sum(case.seconds.get(count, SOON) for count in makers) < SOON
+    return bool(makers) and soon and all(count in case.random for count in makers)
 
 
 def own_error(case: Case, evidence: Evidence) -> RealError | None:
@@ -166,7 +175,9 @@ def _order(case: Case, folder: Path, rung: Rung, seconds: float) -> Order:
     earlier: tuple[Source, ...] = ()
     if rung.engine == "history":
         earlier = history.needed(case.earlier, case.cell, training=rung.real)
-        shutil.rmtree(folder / "capsule", ignore_errors=True)
+        _rename(folder / "capsule", folder / "aside")  # all of it is made anew
+    else:
+        _rename(folder / "aside", folder / "capsule")
     leader, *others = _plans(case, folder) or (None,)
     return Order(
         engine=rung.engine,
@@ -184,6 +195,11 @@ def _order(case: Case, folder: Path, rung: Rung, seconds: float) -> Order:
         seconds=seconds,
         **devices_now(),
     )
+
+
+def _rename(old: Path, new: Path) -> None:
+    if old.is_dir():
+        old.rename(new)
 
 
 def _plans(case: Case, folder: Path) -> tuple[LoaderPlan, ...]:

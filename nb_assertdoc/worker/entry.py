@@ -146,11 +146,13 @@ class Run:
             early = {n: v for n, v in values.items() if n not in loaded or n in self.order.rebound}
             loaded.update(early)
         self.namespace.update(loaded)
-        if make.remade:
+        self.floats_lost = make.floats_lost
+        if make.floats_lost and self.order.real_floats:
             self.remade = make.initialise(self.namespace)
             self.differences += self.remade
 
     set_random: Any = None  # puts the random generators back to where the cell began
+    floats_lost = False
     remade: tuple[str, ...] = ()  # where weights that were lost are from
     not_rewound: tuple[str, ...] = ()
     chance: str | None = None  # the first random number that no replay can repeat
@@ -334,7 +336,7 @@ class Run:
             missing=salvage.touched(),
             measured=self.measure.records() if self.measure is not None else (),
             shortened=self.loaders.shortened,
-            redrawn=bool(self.remade),
+            floats_lost=self.floats_lost,
             loop=self.loaders.replayed,
             error=error,
             warnings=self.output.warnings(),

@@ -21,17 +21,17 @@ class StandIns:
     def __init__(self, real_floats: bool) -> None:
         self._real = real_floats
         self._generator = torch.Generator().manual_seed(0)
-        self.remade = False
+        self.floats_lost = False
 
     def tensor(self, standin: Any) -> torch.Tensor:
         """The tensor for one stand-in; tagged with the device that the user's tensor was on."""
         dtype = standin.dtype
+        self.floats_lost |= dtype.is_floating_point
         device = torch.device(standin.device)
         with devices.raw():
             if standin.integers is not None:
                 made = standin.integers.clone()
             elif dtype.is_floating_point and self._real:
-                self.remade = True
                 made = torch.rand(standin.shape, generator=self._generator).to(dtype)
             else:
                 made = torch.empty(standin.shape, dtype=dtype, device="meta")
