@@ -6,7 +6,7 @@ import contextlib
 import io
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from .lazy import Lazy
@@ -40,12 +40,13 @@ def watch(shell: Any) -> Callable[[], None]:
     plain = shell.system
     own = "system" in vars(shell)
 
-    def system(command: str) -> Any:
+    def system(*args: Any, **kwargs: Any) -> Any:
         tee = _Tee(sys.stdout)
-        with contextlib.redirect_stdout(tee):
-            result = plain(command)
+        with contextlib.redirect_stdout(tee), _names_of_the_caller(shell):
+            result = plain(*args, **kwargs)
         with contextlib.suppress(Exception):  # the command has run; advice must not fail its cell
-            _advise("".join(tee.pieces), shell.user_ns.get("_exit_code"))
+            if shell.user_ns.get("_exit_code"):
+                _look("".join(tee.pieces))
         return result
 
     shell.system = system
@@ -60,16 +61,46 @@ def watch(shell: Any) -> Callable[[], None]:
     return undo
 
 
-def _advise(output: str, code: Any) -> None:
-    if not code or "CUDA" not in output:
+@contextlib.contextmanager
+def _names_of_the_caller(shell: Any) -> Iterator[None]:
+    """`$name` and `{expression}` are looked up so many frames above; two of ours are between."""
+    own = vars(shell).get("var_expand")
+    expand = shell.var_expand
+
+    def restore() -> None:
+        if vars(shell).get("var_expand") is deeper:
+            if own is not None:
+                shell.var_expand = own
+            else:
+                del shell.var_expand
+
+    def deeper(command: str, depth: int = 0, *args: Any, **kwargs: Any) -> Any:
+        restore()  # a command is expanded once, before it runs; other threads may do so meanwhile
+        return expand(command, depth + 2, *args, **kwargs)
+
+    shell.var_expand = deeper
+    try:
+        yield
+    finally:
+        restore()
+
+
+def _look(output: str) -> None:
+    if "CUDA" in output and (sighting := detector.recognise_text(output)) is not None:
+        advise(sighting)
+
+
+def advise(sighting: detector.Sighting) -> None:
+    """Say that the assert is that of another process; nothing where it may be no assert."""
+    if not sighting.certain:
         return
-    sighting = detector.recognise_text(output)
-    if sighting is None:
-        return
+    rank = "" if sighting.rank is None else f" (rank {sighting.rank})"
     print(
-        "\nnb_assertdoc: the program that this cell started died of a CUDA device-side assert.\n"
+        "\nnb_assertdoc: the program that this cell started died of a CUDA device-side assert"
+        f"{rank}.\n"
         "This kernel is another process: it needs no restart. Run the program in a cell, or\n"
         "`nb-assertdoc run` on a notebook of it, and the report names the line and the value."
     )
     if sighting.assert_lines:
-        print(catalogue.explain(sighting.assert_lines[0].catalogue_id or output))
+        text = sighting.assert_lines[0].catalogue_id or sighting.assert_lines[0].text
+        print(catalogue.explain(text))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,17 @@ if TYPE_CHECKING:
     from .model import Report
 else:
     views, session = Lazy("report"), Lazy("session")
+
+log = logging.getLogger("nb_assertdoc")
+
+
+@contextlib.contextmanager
+def _harmlessly() -> Iterator[None]:
+    """Whatever a front end's publisher or a view raises is logged: the user's cell goes on."""
+    try:
+        yield
+    except Exception:
+        log.exception("nb_assertdoc: could not show what it has to say")
 
 
 class Shown:
@@ -30,8 +42,10 @@ class Shown:
         self._bundle: dict[str, Any] = {}
         self._captured = False
         if card is not None:
-            self._publish(views.card_bundle(card))
+            with _harmlessly():
+                self._publish(views.card_bundle(card))
 
+    @_harmlessly()
     def progress(self, text: str) -> None:
         """Say in the card what is being done."""
         terminal = getattr(self._shell, "kernel", None) is None
@@ -52,13 +66,16 @@ class Shown:
 
         `past`: it is about the kernel before this one.
         """
-        bundle = views.bundle(report, self._how, brief=line_only, past=past)
-        self._publish(bundle)
+        with _harmlessly():
+            bundle = views.bundle(report, self._how, brief=line_only, past=past)
+            self._publish(bundle)
+            if headless and os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch":
+                print(bundle["text/plain"], file=sys.__stderr__)  # a batch run shows its log alone
         if save and not line_only:
-            session.save(report, session.key(self._shell))
-        if headless and os.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch":
-            print(bundle["text/plain"], file=sys.__stderr__)  # a batch run shows its log alone
+            with _harmlessly():
+                session.save(report, session.key(self._shell))
 
+    @_harmlessly()
     def update(self, report: Report, line: str) -> None:
         """Put a newer form of the report in its place; a terminal gets the line instead."""
         if getattr(self._shell, "kernel", None) is not None:
@@ -76,10 +93,12 @@ class Shown:
             if widget is not None:
                 self._send(views.controls_bundle(widget), None, False)
 
+    @_harmlessly()
     def show(self, bundle: dict[str, Any]) -> None:
         """Show a bundle, or put it in the place of the one before."""
         self._publish(bundle)
 
+    @_harmlessly()
     def again(self) -> None:
         """Show it again if `%%capture` has swallowed it."""
         if self._captured and self._bundle:
@@ -90,7 +109,11 @@ class Shown:
         self._id = self._id or f"nb-assertdoc-{os.urandom(16).hex()}"
         self._bundle = bundle
         self._captured |= type(self._shell.display_pub).__name__ == "CapturingDisplayPublisher"
-        self._send(bundle, self._id, update)
+        try:
+            self._send(bundle, self._id, update)
+        except Exception:  # after an interrupt it may be there
+            self._id = self._id if update else None
+            raise
 
     def _send(self, bundle: dict[str, Any], display_id: str | None, update: bool) -> None:
         transient = {"display_id": display_id} if display_id else {}

@@ -43,9 +43,12 @@ class Attached:
         self.tap = detector.StderrTap()
         self._depth = 0
         self._recording = False  # the cell that runs has an execution
+        self._told = False  # that the recorder failed
         self._seen = 0  # up to where the text of fd 2 has been looked at
+        self._ended = detector.ended_children()  # by then
         self._handled: BaseException | None = None  # the error that this cell's report is about
         self._was_swallowed = False
+        self._advised: Execution | None = None  # told last that another process died
         self._allocator: bool | None = None
         self._busy = False
 
@@ -127,15 +130,20 @@ class Attached:
             if self._allocator is None:
                 self._allocator = keep_pinned_frees_harmless()
             cell_id = getattr(info, "cell_id", None)
-            execution, error = self.flow.recorder.begin(info.raw_cell, cell_id, self._seen)
-            self._recording = True
+            before = self.flow.recorder.current
+            try:
+                _, error = self.flow.recorder.begin(info.raw_cell, cell_id, self._seen)
+            finally:
+                self._recording = self.flow.recorder.current is not before
             if error is not None and detector.recognise(error) is not None:
                 # The copies met an assert that an earlier cell left behind without looking.
-                self.flow.recorder.context_dead = execution.dead_before = True
+                self.flow.recorder.context_dead = True
         except KeyboardInterrupt:
             _interrupt_later(sys._getframe())  # it is meant for the user's code
         except Exception:
-            log.exception("nb_assertdoc: could not record the cell")
+            if not self._told:  # what one cell's variables do to us, the next ones' do too
+                log.exception("nb_assertdoc: could not record all of the cell")
+            self._told = True
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any, *args: Any, **kwargs: Any) -> Any:
         result = self._plain_showtraceback(etype, evalue, stb, *args, **kwargs)
@@ -158,8 +166,8 @@ class Attached:
             if self._handled is None and not switched_off():
                 if error is not None:
                     self._look(error)
-                elif not self.flow.recorder.context_dead and _cuda_started():
-                    self._swallowed(current)
+                if self._handled is None and not self.flow.recorder.context_dead:
+                    self._read_lines(current)
             current.ended(error is None and self._handled is None)
             if current.succeeded:
                 self.flow.finished(current)
@@ -185,18 +193,39 @@ class Attached:
         sighting = detector.recognise(error, self.tap.since(mark, settings().line_seconds))
         if sighting is None or current is None:
             return
+        if sighting.of_child or not detector.cuda_started():
+            self._advise(sighting, current)
+            return
         self._handled, self._was_swallowed = error, False
         self._act(sighting, current, error.__traceback__)
 
-    def _swallowed(self, current: Execution) -> None:
-        """The driver printed assert lines, and no error came: user code caught it."""
-        seen = self.tap.mark()
+    def _read_lines(self, current: Execution) -> None:
+        """Assert lines, and no error that tells of them: user code caught it, or a child died."""
+        before, self._ended = self._ended, detector.ended_children()
+        started = detector.cuda_started()
+        if not started and before == self._ended:
+            return  # nobody could have printed any
         sighting = detector.recognise(None, self.tap.since(current.mark, 0.0))
-        self._seen = seen
+        self._seen = self.tap.mark()
         if sighting is None:
+            return
+        workers = any(
+            loop.workers
+            for loop in self.flow.watch.loops.values()
+            if loop.execution == current.number
+        )
+        programs = (before != self._ended and not workers) or detector.runs_programs()
+        if not started or (programs and detector.contexts_answer()):
+            self._advise(sighting, current)
             return
         self._handled, self._was_swallowed = RuntimeError("swallowed"), True
         self._act(sighting, current, None)
+
+    def _advise(self, sighting: detector.Sighting, current: Execution) -> None:
+        """Another process died: say so, once a cell."""
+        if sighting.certain and self._advised is not current:
+            self._advised = current
+            commands.advise(sighting)
 
     def _act(
         self, sighting: detector.Sighting, current: Execution, tb: TracebackType | None
@@ -206,13 +235,6 @@ class Attached:
             self.flow.crashed(sighting, current, tb)
         finally:
             self._busy = False
-
-
-def _cuda_started() -> bool:
-    """This process has a context that could have died; no CUDA call is made."""
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    return cuda is not None and bool(cuda.is_initialized())
 
 
 def _running_cell(shell: Any) -> dict[str, Any] | None:

@@ -81,7 +81,9 @@ class Flow(Aftermath):
     def _crash(
         self, sighting: detector.Sighting, current: Execution, tb: TracebackType | None
     ) -> Crash:
-        crash = doctor.crash_of(sighting, current.as_source(), tb, self.recorder.cells())
+        cells = self.recorder.cells()
+        current.reached = doctor.reached_line(current, tb, cells)
+        crash = doctor.crash_of(sighting, current.as_source(), tb, cells)
         return crash if tb is not None else doctor.swallowed(crash, current.as_source())
 
     def _diagnose(
@@ -162,7 +164,7 @@ class Flow(Aftermath):
     def look_back(self) -> None:
         """The first-time user's path: the extension is loaded after the crash."""
         error = getattr(sys, "last_value", None)
-        sighting = detector.recognise(error) if error is not None else None
+        sighting = detector.recognise_own(error)
         if sighting is None:
             self.loaded_again()
             return
@@ -202,41 +204,31 @@ class Flow(Aftermath):
     def case(self, execution: Execution, crash: Crash | None) -> doctor.Case:
         """All that is known about one execution."""
         now = dict(self.shell.user_ns)
-        gone: tuple[str, ...] = ()
-        namespace: dict[str, Any] = now
-        doubts: tuple[str, ...] = ()
-        patches: tuple[Any, ...] = ()
-        if execution.bindings is not None:
-            namespace, gone = execution.bindings.namespace(now)
-            doubts = execution.bindings.doubts(execution.source)
-            if execution.joined and _acts_before_the_load(execution.source):
-                doubts += ("the cell loaded the extension: variables are as they were then",)
-            patches = tuple(execution.bindings.patches(namespace))
-        else:
-            doubts = ("the cell's start was not recorded: variables are as they are now",)
         loop = self.watch.latest
         executions = list(self.recorder.executions)
-        before = executions[: executions.index(execution)] if execution in executions else []
+        place = executions.index(execution) if execution in executions else 0
+        before = executions[:place]
+        start = doctor.start_of(execution, now, executions[place + 1 :])
         return doctor.Case(
             cell=_replayed(execution),
             sources=(*self.recorder.sources(), *execution.bodies),
             earlier=tuple(
                 e.as_source() for e in before if e.succeeded is not False and not ours(e.source)
             ),
-            namespace=namespace,
+            namespace=start.namespace,
             now=now,
-            gone=tuple(g for g in gone if g in execution.source),
+            gone=start.gone,
             crash=crash,
             rng=execution.rng if execution.bindings is not None else None,
             random={e.execution_count: e.rng for e in (*before, execution) if e.rng is not None},
             seconds={e.execution_count: e.seconds for e in before},
             generators=execution.bindings.generators if execution.bindings is not None else {},
-            patches=patches,
-            integers=execution.integers,
+            patches=start.patches,
+            integers=start.integers,
             loop=loop if loop is not None and loop.execution == execution.number else None,
             loops=tuple(self.watch.loops.values()),
             cwd=os.getcwd(),
-            doubts=doubts,
+            doubts=start.doubts,
             keep_as=session.key(self.shell) if crash is not None and self.keeps() else None,
         )
 
@@ -282,14 +274,14 @@ class Flow(Aftermath):
         Raises `UsageError` where it is not known what to scan, or against what.
         """
         valid = scans.Range(bound, "--range") if bound is not None else scans.range_of(self.report)
-        loop, first = self.watch.latest, self.first
+        loop, first, dead = self.watch.latest, self.first, self.recorder.context_dead
         failing = loop is not None and first is not None and loop.execution == first.number
         found = scans.scan_chosen(
             valid,
             self.shell.user_ns,
-            named=scans.evaluated(expression, self.shell.user_ns) if expression else None,
-            loop=scans.Loop(loop.loader(), loop.dataset()) if loop and failing else scans.Loop(),
-            dead=self.recorder.context_dead,
+            named=scans.evaluated(expression, self.shell.user_ns, dead) if expression else None,
+            loop=scans.FailedLoop(loop.loader(), loop.dataset()) if loop and failing else None,
+            dead=dead,
             most=most or scans.STREAM_ROWS,
             progress=progress,
         )
@@ -390,10 +382,3 @@ def _replayed(execution: Execution) -> model.Source:
     """What is replayed of a cell: of one that asked us, with a cell magic, the cell below that."""
     asked = execution.source.lstrip().startswith(("%%cpu_replay", "%%assertdoc"))
     return execution.bodies[0] if asked and execution.bodies else execution.as_source()
-
-
-def _acts_before_the_load(source: str) -> bool:
-    """The cell did more than import before its `%load_ext nb_assertdoc`."""
-    before = source.partition("%load_ext nb_assertdoc\n")[0]
-    plain = ("%", "#", "import ", "from ", "if not torch.cuda")
-    return not all(line.strip().startswith(plain) for line in before.splitlines() if line.strip())

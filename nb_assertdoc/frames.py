@@ -96,6 +96,13 @@ def body(cell: str) -> str:
     return "\n" + rest if first.startswith("%%") else transformed(cell)
 
 
+def compiled(cell: str) -> CodeType:
+    """The code of a cell; it may `await`. Raises `SyntaxError` or `ValueError`."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    code: CodeType = compile(body(cell), "<cell>", "exec", flags, dont_inherit=True)
+    return code
+
+
 def loops(cell: str) -> bool:
     """True where the cell itself runs a loop; one inside a function that it defines is none."""
     try:
@@ -150,9 +157,6 @@ def place(where: FrameType | TracebackType, cells: Cells) -> Place:
         frame, line = where, where.f_lineno
     filename = frame.f_code.co_filename
     cell = cells.get(filename)
-    expression, first = _expression(where)
-    if first is not None and cell is not None:
-        line = first
     text = linecache.getline(filename, line).rstrip("\n")
     if not text and cell is not None:
         lines = transformed(cell.source).splitlines()
@@ -164,25 +168,22 @@ def place(where: FrameType | TracebackType, cells: Cells) -> Place:
         execution_count=cell.execution_count if cell else None,
         cell_id=cell.cell_id if cell else None,
         file=None if cell else filename,
-        expression=expression,
+        expression=_expression(where),
         function=_function(frame),
     )
 
 
-def _expression(where: FrameType | TracebackType) -> tuple[str | None, int | None]:
-    """The exact sub-expression that runs, and the first line of its statement."""
+def _expression(where: FrameType | TracebackType) -> str | None:
+    """The exact sub-expression that runs."""
     try:
         from executing import Source as ExecutingSource
 
         found = ExecutingSource.executing(where)
         node: Any = found.node  # None where the bytecode cannot tell
-        if node is None:
-            return None, None
-        text = ast.get_source_segment(found.source.text, node)
-        return text, None
+        return None if node is None else ast.get_source_segment(found.source.text, node)
     except Exception:
         # An expression is a nicety: code without source, or compiled another way, has none.
-        return None, None
+        return None
 
 
 def at_top(code: CodeType) -> bool:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .frames import body
+from .frames import body, compiled
 from .model import Source
 
 _STEPS = {"backward", "step", "zero_grad"}  # of training: it makes no data
@@ -178,7 +178,7 @@ def _alters(node: ast.AST) -> bool:
 def bound_first(cell: str) -> set[str]:
     """The names that a cell binds before it reads them: loop variables, intermediate results."""
     with contextlib.suppress(SyntaxError, ValueError):
-        code = compile(body(cell), "<cell>", "exec", flags=0x2000, dont_inherit=True)
+        code = compiled(cell)
         read: set[str] = set()
         return {n for how, n in _uses(code) if _first(how, n, read)}
     return set()
@@ -212,7 +212,7 @@ def names_of(cell: str) -> _Names:
     found = _Names()
     try:
         tree = ast.parse(body(cell))
-        code = compile(body(cell), "<cell>", "exec", flags=0x2000, dont_inherit=True)
+        code = compiled(cell)
     except (SyntaxError, ValueError):
         return found
     uses = _uses(code)

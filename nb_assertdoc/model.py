@@ -6,7 +6,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from collections.abc import Sequence
+from typing import Literal, TypeVar, get_args
 
 import msgspec
 
@@ -16,6 +17,8 @@ REBUILT = "earlier cells were run again to rebuild what the cell needs"  # lower
 SHOWN_VALUES = 256  # most distinct values and positions that a finding carries
 
 Confidence = Literal["certain", "likely", "not_found", "clean"]
+Engine = Literal["ghost", "cpu", "history"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
 Outcome = Literal["fault", "clean", "other_error", "stopped", "unavailable"]
 Number = int | float | str  # a str is one of "nan", "inf", "-inf": JSON has no such numbers
 
@@ -81,6 +84,27 @@ class Bound(Record, frozen=True, kw_only=True):
     ignore: int | None = None
 
 
+class Round(Record, frozen=True, kw_only=True):
+    """A loop, by the source of its header, and its 0-based iteration."""
+
+    loop: str
+    iteration: int
+
+
+class Span(Record, frozen=True, kw_only=True):
+    """Batches that follow each other."""
+
+    first: int
+    last: int
+
+
+def batches(spans: Sequence[Span]) -> str:
+    """ "batches 0..4 and 7"."""
+    parts = [f"{s.first}" if s.first == s.last else f"{s.first}..{s.last}" for s in spans]
+    one = len(spans) == 1 and spans[0].first == spans[0].last
+    return f"{'batch' if one else 'batches'} {' and '.join(parts)}"
+
+
 class Step(Record, frozen=True, kw_only=True):
     """Where in a loop the faulty call was. `iteration` is 0-based within the innermost loop."""
 
@@ -89,6 +113,14 @@ class Step(Record, frozen=True, kw_only=True):
     batch_rows: tuple[int, ...] = ()
     dataset_indices: tuple[int, ...] | None = None
     split: str | None = None
+    # The loops around that one, outermost first: from the loop over the loader on, if there is one.
+    around: tuple[Round, ...] = ()
+    left_out: tuple[Span, ...] = ()  # batches before this one that the replay did not run again
+
+    @property
+    def of_data(self) -> Round:
+        """The loop over the data, else the outermost one."""
+        return self.around[0] if self.around else Round(loop=self.loop, iteration=self.iteration)
 
 
 class Example(Record, frozen=True, kw_only=True):
@@ -278,6 +310,7 @@ class Observed(Record, frozen=True, kw_only=True):
     # without a name: the values of all calls so far.
     data: Values | None = None
     data_name: str | None = None
+    late: bool = False  # an earlier call of the operator could not be checked: its index is lost
     index_expression: str | None = None  # the index argument in the user's call, "labels"
     table_expression: str | None = None  # the table, or the loss's input, "logits"
     config: dict[
@@ -368,7 +401,7 @@ class LoaderPlan(Record, frozen=True, kw_only=True):
 class Order(Record, frozen=True, kw_only=True):
     """One replay."""
 
-    engine: Literal["ghost", "cpu", "history"]
+    engine: Engine
     real_floats: bool
     cell: Source
     sources: tuple[Source, ...] = ()  # every cell run so far, for the text of a line
@@ -394,8 +427,5 @@ def to_json(record: Record | tuple[Record, ...]) -> bytes:
 
 
 def from_json(data: bytes | str, type_: type[R]) -> R:
-    """Read a record back.
-
-    Raises `msgspec.ValidationError` when `data` is not a `type_`.
-    """
+    """Read a record back. Raises `msgspec.ValidationError` when `data` is not a `type_`."""
     return msgspec.json.decode(data, type=type_)

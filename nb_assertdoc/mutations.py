@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import io
 import itertools
+import pickle
 import random
 import sys
 import types
@@ -62,12 +63,12 @@ class State:
             seen.add(id(value))
             try:
                 noted = self._note(path, value)
+                parts = _parts(value) if len(path) < _DEPTH else ()
             except Exception:  # an object of the user's may answer anything
                 continue
             if noted is not None:
                 self._noted[path] = noted
-            if len(path) < _DEPTH:
-                below += [((*path, step), part) for step, part in _parts(value)]
+            below += [((*path, step), part) for step, part in parts]
 
     def changes(self, namespace: Mapping[str, Any]) -> tuple[list[Patch], list[str]]:
         """What puts the old state back, and the names of variables that cannot be put back."""
@@ -78,9 +79,9 @@ class State:
             try:
                 value = resolve(namespace, path)
                 now = self._note(path, value)
+                if _same((kind, old), now):
+                    continue
             except Exception:  # it hung on what the cell has replaced, which is said there
-                continue
-            if now is not None and now == (kind, old):
                 continue
             patch = _patch(kind, old, now)
             if patch is None:
@@ -102,9 +103,9 @@ class State:
             keys = [k for k in value if _is_plain(k)]
             return "keys", dict(zip(keys, self._tokens_of([value[k] for k in keys]), strict=True))
         if kind is set:
-            return ("members", frozenset(value)) if len(value) <= _WHOLE else None
+            return ("members", frozenset(map(_token, value))) if len(value) <= _WHOLE else None
         if _generator(value):
-            return ("rng", _rng_state(value)) if len(path) > 1 else None  # `bindings` has those
+            return ("rng", rng_state(value)) if len(path) > 1 else None  # `bindings` has those
         if isinstance(value, types.FunctionType):
             cells = {i: _token(c) for i, c in _cells(value)}
             return ("cells", cells) if cells else None
@@ -121,7 +122,9 @@ class State:
 
 
 def _top(namespace: Mapping[str, Any]) -> Iterator[tuple[Path, Any]]:
-    return (((name,), value) for name, value in list(namespace.items()) if name[:1] != "_")
+    shell = ("In", "Out")  # IPython's: a worker has its own
+    found = list(namespace.items())
+    return (((name,), value) for name, value in found if name[:1] != "_" and name not in shell)
 
 
 def _drained(queue: deque[tuple[Path, Any]]) -> Iterator[tuple[Path, Any]]:
@@ -244,15 +247,28 @@ def _place(iterator: Any, depth: int = 3) -> Any:
 
 
 def _generator(value: Any) -> bool:
-    return type(value).__name__ in ("Generator", "RandomState", "Random")
+    return type(value).__name__ in ("Generator", "RandomState", "Random")  # numpy, torch, Python
 
 
-def _rng_state(value: Any) -> Any:
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if hasattr(value, "bit_generator"):
-        return repr(value.bit_generator.state) and value.bit_generator.state
-    return None
+def rng_state(value: Any) -> Any:
+    """The state of a random generator, as `worker.sources.set_generator` takes it; else None."""
+    if not _generator(value):
+        return None
+    try:
+        if isinstance(value, random.Random):
+            return value.getstate()
+        if hasattr(value, "bit_generator"):  # numpy.random.Generator
+            return value.bit_generator.state
+        on_cpu = str(getattr(value, "device", "cpu")) == "cpu"  # else it would be a CUDA call
+        return value.get_state() if on_cpu else None
+    except Exception:
+        return None  # a generator of the user's own by the same name
+
+
+def _same(old: tuple[str, Any], now: tuple[str, Any] | None) -> bool:
+    if old[0] == "rng":  # it may hold arrays
+        return now is not None and pickle.dumps(old) == pickle.dumps(now)
+    return bool(now == old)
 
 
 # ---- what puts them back

@@ -27,6 +27,23 @@ _POLL = 0.1
 
 Progress = Callable[[str], None]
 
+# The folder that holds us may also hold files named as modules of Python's own are, and a folder
+# before it on the path another nb_assertdoc, which the kernel's configuration may have loaded.
+_FIND_US = """
+def _find_us(home, init):
+    import importlib.util, sys
+    if home not in sys.path:
+        sys.path.append(home)
+    if getattr(sys.modules.get("nb_assertdoc"), "__file__", None) != init:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "nb_assertdoc"]:
+            del sys.modules[name]
+        spec = importlib.util.spec_from_file_location("nb_assertdoc", init)
+        sys.modules["nb_assertdoc"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["nb_assertdoc"])
+_find_us({home!r}, {init!r})
+del _find_us
+"""
+
 
 def run(
     order: Order,
@@ -45,7 +62,7 @@ def run(
     (folder / "order.json").write_bytes(to_json(order))
     (folder / "evidence.json").unlink(missing_ok=True)
     with _Kernel(folder) as kernel:
-        kernel.request(f"import nb_assertdoc.worker as _w; _w.prepare({str(folder)!r})")
+        kernel.begin(f"import nb_assertdoc.worker as _w; _w.prepare({str(folder)!r})")
         progress("loading the notebook's state")
         started = time.monotonic()
         limit = _Limit(kernel.pid, memory_bytes)
@@ -111,7 +128,7 @@ def try_out(code: str, folder: Path) -> float:
     started = time.monotonic()
     with _Kernel(folder) as kernel:
         ready = time.monotonic() - started
-        kernel.request(code)
+        kernel.begin(code)
         if not kernel.wait(time.monotonic() + START_SECONDS, _Limit(kernel.pid, None)):
             raise WorkerError(kernel.how_it_ended())
         return ready
@@ -212,6 +229,11 @@ class _Kernel:
         """The worker runs; it leaves by itself once it has found a fault."""
         return bool(self._manager.is_alive())
 
+    def begin(self, code: str) -> None:
+        """The first request: `code` finds the very package that this one is, wherever it lies."""
+        init = Path(__file__).resolve().parent / "__init__.py"
+        self.request(_FIND_US.format(home=str(init.parents[1]), init=str(init)) + code)
+
     def request(self, code: str, history: bool = False) -> None:
         """Execute `code`; `wait` waits for it."""
         self._asked = self._client.execute(
@@ -302,7 +324,6 @@ def _no_interrupt() -> Iterator[None]:
 def _environment() -> dict[str, str]:
     """The host's environment with CUDA hidden and everything off that would cost or harm."""
     env = {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
-    package = str(Path(__file__).resolve().parents[1])
     env.update(
         CUDA_VISIBLE_DEVICES="",
         HIP_VISIBLE_DEVICES="",
@@ -312,6 +333,5 @@ def _environment() -> dict[str, str]:
         NB_ASSERTDOC="off",
         MPLBACKEND="agg",  # a replay draws nothing
         PYDEVD_DISABLE_FILE_VALIDATION="1",
-        PYTHONPATH=os.pathsep.join(filter(None, [package, env.get("PYTHONPATH")])),
     )
     return env

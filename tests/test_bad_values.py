@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import replays
+from kernels import Kernel
 
 from nb_assertdoc.model import Example
 
@@ -34,6 +35,40 @@ WORDS = {
     "an encoder": "class Encoder: classes_ = ['x', 'y', 'z']\nencoder = Encoder()",
     "a tokenizer": "class Tok:\n    vocab_size = 2\n    def __len__(self): return 3\n"
     "    def convert_ids_to_tokens(self, i): return ['a', 'b', '<ent>' + 'x' * 90][i]\ntok = Tok()",
+}
+WORDS |= {
+    "a vocabulary": "class Vocab: pass\nvocab = Vocab()\nvocab.itos = ['<pad>', 'a', 'b']\n"
+    "vocab.stoi = {'<pad>': 0, 'a': 1, 'b': 2}",
+    "torchtext": "class Vocab:\n    def get_itos(self): return ['<pad>', 'a', 'b']\nv = Vocab()",
+    "numbers to words": "idx2word = {0: '<pad>', 1: 'a', 2: 'b'}",
+    "tokenizers": "class T:\n    def get_vocab_size(self): return 3\n"
+    "    def id_to_token(self, i): return ['a', 'b', '[PAD]'][i]\nt = T()",
+    "encoders of columns": "class E:\n    def __init__(self, c): self.classes_ = c\n"
+    "encoders = {'month': E(['jan', 'feb', 'mar']), 'n': E(['x'])}",
+    "an ordinal encoder": "class E: categories_ = [['x'], ['lo', 'mid', 'hi']]\nenc = E()",
+    "several that differ": "word2id = {'a': 0, 'b': 1, 'c': 2}\ntag2id = {'x': 0, 'y': 1, 'z': 2}",
+    "too large a table": "ix_to_name = [str(n) for n in range(500)]",
+    "a constant": "PAD_IDX = 2\nnum_rows = 2\nidx = 2\nN_ROWS = 2",
+    "two constants": "PAD_IDX = UNK_IDX = 2",
+    "a constant of a module": "import sys, types\nconstants = types.ModuleType('constants')\n"
+    "constants.PAD_INDEX = 2\nconstants.SIZE = 2\nsys.modules['constants'] = constants",
+    "a column of categories": "import pandas as pd\n"
+    "frame = pd.DataFrame({'tag': pd.Categorical(['bug', 'docs', 'wontfix'])})",
+    "a column of codes": "import pandas as pd\n"
+    "frame = pd.DataFrame({'tag': ['wontfix', 'bug', 'docs', 'bug'], 'tag_id': [2, 0, 1, 0],"
+    " 'who': ['a', 'a', 'b', 'a']})",
+}
+# Of several tables that know a value, the one that the names of the call speak of.
+TABLES = """
+import torch
+word2idx, tag2idx = {'<pad>': 0, 'the': 1, 'zebra': 2}, {'O': 0, 'B': 1, 'L': 2}
+symbols, emb, ids = ['_', 'a', 'b'], torch.nn.Embedding(2, 3).to("cuda"), torch.tensor([2]).cuda()
+"""
+CALLS = {
+    "torch.nn.functional.cross_entropy(torch.zeros(1, 2).cuda(), ids)": "tag2idx['L']",
+    "word_emb = emb; del emb; word_emb(ids)": "word2idx['zebra']",
+    "speaker_emb = emb; del emb; speaker_emb(ids)": None,
+    "emb(ids)": None,  # which of them?
 }
 LOOKUP = """
 import torch
@@ -78,7 +113,11 @@ def test_values_that_are_no_index(tmp_path: Path) -> None:
 
 
 def test_what_a_value_stands_for(tmp_path: Path) -> None:
-    found = replays.run_each({name: f"{w}\n{LOOKUP}" for name, w in WORDS.items()}, tmp_path)
+    texts = {name: f"{w}\n{LOOKUP}" for name, w in WORDS.items()}
+    texts["of another kind"] = "user_names = ['a', 'b', 'c']\n" + LOOKUP.replace("ids", "words")
+    found = replays.run_each(texts | {call: TABLES + call for call in CALLS}, tmp_path)
+    told = {call: found.pop(call).observed[0].finding.examples[0].meaning for call in CALLS}
+    assert told == CALLS
     meanings = {}
     for name, snippet in found.items():
         (example,) = snippet.observed[0].finding.examples
@@ -91,7 +130,21 @@ def test_what_a_value_stands_for(tmp_path: Path) -> None:
         "a list of another kind": None,
         "a list of names": "class_names[2] = 'c'",
         "an encoder": "encoder.classes_[2] = 'z'",
-        "a tokenizer": f"tok: token {token!r}",
+        "a tokenizer": f"token {token!r} of tok",
+        "a vocabulary": "vocab.itos[2] = 'b'",
+        "torchtext": "v.get_itos()[2] = 'b'",
+        "numbers to words": "idx2word[2] = 'b'",
+        "tokenizers": "token '[PAD]' of t",
+        "encoders of columns": "encoders['month'].classes_[2] = 'mar'",
+        "an ordinal encoder": "enc.categories_[1][2] = 'hi'",
+        "several that differ": None,
+        "too large a table": None,
+        "of another kind": None,
+        "a constant": "PAD_IDX",
+        "two constants": None,
+        "a constant of a module": "constants.PAD_INDEX",
+        "a column of categories": "frame['tag'].cat.categories[2] = 'wontfix'",
+        "a column of codes": "frame['tag'] = 'wontfix', by frame['tag_id']",
     }
 
 
@@ -122,3 +175,20 @@ def test_of_several_indices_the_faulty_one_is_named(tmp_path: Path) -> None:
         for seen in evidence.observed:
             found[seen.finding.location.source.strip()] = seen.index_expression
     assert found == SUBSCRIPTS
+
+
+def test_variables_that_the_cell_does_not_reach_name_a_value(tmp_path: Path) -> None:
+    with Kernel(simulated_gpu=True, extension=True, cwd=tmp_path) as kernel:
+        kernel.run(
+            "import torch, pandas as pd\n"
+            "tickets = pd.DataFrame({'tag': pd.Categorical(['bug', 'docs', 'wontfix'])})\n"
+            "codes = torch.tensor(tickets['tag'].cat.codes.to_numpy().copy()).long()\n"
+            "head = torch.nn.Linear(4, 2).to('cuda')"
+        )
+        outcome = kernel.run(
+            "loss = torch.nn.functional.cross_entropy(head(torch.ones(3, 4, device='cuda')), "
+            "codes.to('cuda'))\nloss.item()"
+        )
+    (example,) = outcome.report["finding"]["examples"]
+    assert (example["value"], example["position"]) == (2, [2])
+    assert example["meaning"] == "tickets['tag'].cat.categories[2] = 'wontfix'"

@@ -19,9 +19,9 @@ def test_keeps_no_module_and_no_large_tensor_alive() -> None:
     del large
     bindings = Bindings(space)
     del space["w"], space["m"]
-    found, gone = bindings.namespace(space)
+    found, gone, newer = bindings.namespace(space)
     assert found == {"data": [1]}
-    assert sorted(gone) == ["m", "w"]
+    assert (sorted(gone), newer) == (["m", "w"], ())
 
 
 def test_a_name_that_the_cell_gives_to_its_gpu_copy_keeps_its_values() -> None:
@@ -74,7 +74,35 @@ def test_names_what_the_cell_changed_in_place(cell: str, changed: list[str]) -> 
     }
     bindings = Bindings(space)
     exec(cell, space)
-    assert [d.split("`")[1] for d in bindings.doubts(cell)] == changed
+    assert [d.split("`")[1] for d in bindings.doubts(cell, space)] == changed
+
+
+LINES = """\
+y[0] = 5
+for i in range(3):
+    a[i] = i
+    step(a)
+    b[i] = i
+z += predict()
+w[0] = 1
+q[0] = 1; step(q)
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "changed"),
+    [
+        (1, []),  # what its value hangs on was still being computed
+        (4, ["y", "a", "b"]),  # `b` in an earlier round
+        (6, ["y", "a", "b"]),
+        (8, ["y", "a", "b", "z", "w", "q"]),
+        (None, ["y", "a", "b", "z", "w", "q"]),
+    ],
+)
+def test_what_had_not_run_yet_is_not_changed(line: int | None, changed: list[str]) -> None:
+    space: dict[str, Any] = {name: np.arange(3) for name in "yabzwq"}
+    doubts = Bindings(space).doubts(LINES, space, line)
+    assert sorted(d.split("`")[1] for d in doubts) == sorted(changed)
 
 
 GENERATORS = """

@@ -119,11 +119,11 @@ def test_an_iterator_that_went_on_is_named(name: str) -> None:
 
     space = {"steps": eval(ITERATORS[name], {"itertools": itertools, "csv": csv})}
     bindings = Bindings(space)
-    assert bindings.doubts("x = next(steps)") == ()
+    assert bindings.doubts("x = next(steps)", space) == ()
     next(space["steps"])
-    doubts = bindings.doubts("x = next(steps)")
+    doubts = bindings.doubts("x = next(steps)", space)
     assert [d.split("`")[1] for d in doubts] == ["steps"]
-    assert bindings.doubts("y = 1") == ()  # the cell does not reach it
+    assert bindings.doubts("y = 1", space) == ()  # the cell does not reach it
 
 
 @pytest.mark.parametrize("change", ["held.y -= 1", "held.t.sub_(1)", "held.frame['y'] -= 1"])
@@ -134,20 +134,20 @@ def test_arrays_in_objects_that_changed_are_named(change: str) -> None:
     held.y, held.t = np.arange(5000), torch.arange(4)
     held.frame = pandas.DataFrame({"y": [3, 4]})
     bindings = Bindings(space)
-    assert bindings.doubts("use(held)") == ()
+    assert bindings.doubts("use(held)", space) == ()
     exec(change, space)
-    assert [d.split("`")[1] for d in bindings.doubts("use(held)")] == ["held"]
+    assert [d.split("`")[1] for d in bindings.doubts("use(held)", space)] == ["held"]
 
 
 def test_a_seed_of_the_moment_is_named() -> None:
-    (doubt,) = Bindings({}).doubts("import time\nrandom.seed(int(time.time()))\nrandom.seed(3)")
+    (doubt,) = Bindings({}).doubts("import time\nrandom.seed(int(time.time()))\nrandom.seed(3)", {})
     assert "`random.seed(int(time.time()))`" in doubt
 
 
 def test_inference_tensors_have_no_version() -> None:
     with torch.inference_mode():
         kept = torch.arange(3)
-    assert Bindings({"kept": kept}).doubts("kept + 1") == ()
+    assert Bindings({"kept": kept}).doubts("kept + 1", {"kept": kept}) == ()
 
 
 def test_an_object_that_answers_anything_is_passed_over() -> None:

@@ -6,10 +6,11 @@ Each cell runs in one worker; the rules then see it alone.
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import msgspec
 import pytest
-from replays import Snippet, run_each
+from replays import Snippet, run, run_each
 
 from nb_assertdoc import diagnosis
 
@@ -26,6 +27,32 @@ CASES: dict[str, tuple[str, list[int], str]] = {
         """
         transitions, tags = torch.randn(3, 3).cuda(), torch.tensor([[0, 2], [1, 3]]).cuda()
         score = transitions[tags[:, 0], tags[:, 1]]
+        """,
+    ),
+    "padded tags of a conditional random field": (
+        "label_negative_sentinel",
+        [-100],
+        """
+        transitions, tags = torch.randn(3, 3).cuda(), torch.tensor([[0, 2], [1, -100]]).cuda()
+        score = transitions[tags[:, 0], tags[:, 1]]
+        """,
+    ),
+    "a one-hot helper": (
+        "one_hot_class_ge_num_classes",
+        [3],
+        """
+        def one_hot(x, num_classes, on, off):
+            return torch.full((len(x), num_classes), off, device=x.device).scatter_(1, x, on)
+
+        one_hot(torch.tensor([[0], [3]]).cuda(), 3, 0.9, 0.1)
+        """,
+    ),
+    "rows summed by a cluster's number": (
+        "group_id_ge_num_groups",
+        [2],
+        """
+        cluster = torch.tensor([0, 2]).cuda()
+        pooled = torch.zeros(2, 4).cuda().index_add_(0, cluster, torch.ones(2, 4).cuda())
         """,
     ),
     "class weights of each row": (
@@ -206,3 +233,27 @@ def test_cause(snippets: dict[str, Snippet], name: str) -> None:
     found, fixes = diagnosis.diagnose(observed)
     assert found.key == cause
     assert fixes
+
+
+def test_a_tokenizer_that_another_object_holds_is_known(tmp_path: Path) -> None:
+    made = """
+        class Tok:
+            vocab_size = 5
+            def __len__(self): return 7
+            def convert_ids_to_tokens(self, i): return "<pad>" if i == 5 else "word"
+
+        class Collator:
+            def __init__(self): self.tokenizer = Tok()
+
+        class Trainer:
+            def __init__(self): self.collator, self.emb = Collator(), nn.Embedding(5, 4).cuda()
+            def train(self): self.emb(torch.tensor([1, 5]).cuda())
+
+        trainer = Trainer()
+        """
+    evidence = run("trainer.train()", tmp_path / "w", history=(START + textwrap.dedent(made),))
+    (tokenizer,) = evidence.observed[0].tokenizers
+    assert (tokenizer.name, tokenizer.size) == ("trainer.collator.tokenizer", 7)
+    assert tokenizer.tokens == {"5": "<pad>"}
+    _, fixes = diagnosis.diagnose(evidence.observed[0])
+    assert "7" in fixes[0].title  # both tokens that were added, not only the one that was met

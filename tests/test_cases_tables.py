@@ -480,6 +480,7 @@ def test_data_parallel_splits_a_picture_number(start_kernel: Callable[..., Kerne
     assert (finding["op"], finding["bad_values"]) == ("index", [2, 3])
     assert (finding["bound"]["low"], finding["bound"]["high"]) == (-2, 2)
     assert finding["location"]["source"].strip() == "picked = features[targets[:, 0]]"
+    assert (finding["module"], finding["module_type"]) == ("model.module", "Detector")
     assert report["cause"]["key"] == "dataparallel_split_breaks_index"
 
 

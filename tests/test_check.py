@@ -14,7 +14,7 @@ from kernels import ROOT
 
 from nb_assertdoc import model, report
 from nb_assertdoc.cli import check, main
-from nb_assertdoc.cli.readers import Card, Kernel, Readers
+from nb_assertdoc.cli.readers import GraphicsCard, Kernel, Readers
 
 BUILD = "__version__ = '2.14.1+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
 DRIVER = (
@@ -32,7 +32,7 @@ VERSIONS = {
     "nvidia-cudnn-cu13": "9.20.0",
     "nvidia-nccl-cu13": "2.28.9",
 }
-A100 = Card("NVIDIA A100-SXM4-40GB", "580.95.05", 0, 0)
+A100 = GraphicsCard("NVIDIA A100-SXM4-40GB", "580.95.05", 0, 0)
 
 
 def unreadable(reason: str) -> Callable[..., Any]:
@@ -44,7 +44,7 @@ def unreadable(reason: str) -> Callable[..., Any]:
 
 def machine(
     *,
-    cards: tuple[Card, ...] | None = (A100,),
+    cards: tuple[GraphicsCard, ...] | None = (A100,),
     smi: str | None = None,
     proc: str | None = None,
     dmesg: str | None = QUIET,
@@ -143,7 +143,7 @@ def test_the_driver_of_open_kernel_modules_is_read() -> None:
     ],
 )
 def test_a_driver_too_old_for_this_torch(driver: str, cuda: str, old: bool) -> None:
-    card = Card("Tesla T4", driver, 0, 0)
+    card = GraphicsCard("Tesla T4", driver, 0, 0)
     items = machine(cards=(card,), build=f"cuda: Optional[str] = '{cuda}'\n")
     assert ("is older than" in marked(items)) is old
     assert bool(check.suspicious(items)) is old
@@ -205,7 +205,11 @@ def test_an_unreadable_log_is_said_and_is_no_suspicion() -> None:
 
 
 def test_memory_errors_of_a_card() -> None:
-    cards = (A100, Card("NVIDIA H100", "580.95.05", 2, 5), Card("GeForce", "580.95.05", None, None))
+    cards = (
+        A100,
+        GraphicsCard("NVIDIA H100", "580.95.05", 2, 5),
+        GraphicsCard("GeForce", "580.95.05", None, None),
+    )
     items = machine(cards=cards)
     assert marked(items) == (
         "card 1 (NVIDIA H100): uncorrected memory errors 2 since the driver started, 5 ever"

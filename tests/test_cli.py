@@ -15,6 +15,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 from nb_assertdoc import model
 from nb_assertdoc.cli import main
+from nb_assertdoc.errors import UsageError
+from nb_assertdoc.files import check_writable
 
 CODE = {"cell_type": "code", "source": "1", "outputs": [], "execution_count": None, "metadata": {}}
 
@@ -138,6 +140,47 @@ def test_unwritable_file_is_refused_before_the_run(
     notebook = write(tmp_path / "a.ipynb", CODE | {"source": f"open({str(ran)!r}, 'w')"})
     assert "cannot be written" in fails(capsys, "run", notebook, "--report", "/proc/report.json")
     assert not ran.exists()
+
+
+def test_a_look_whether_a_file_can_be_written_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "empty").touch()
+    (tmp_path / "full").write_text("kept")
+    os.mkfifo(tmp_path / "pipe")  # to open it would wait for a reader
+    links = {
+        "void": "/dev/null",
+        "to empty": "empty",
+        "dangling": "new",
+        "circle": "circle",
+        "to folder": "folder",
+        "astray": "none/new",
+    }
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    refused = {
+        "folder": "this is a folder",
+        "to folder": "this is a folder",
+        "none/new": "there is no folder",
+        "astray": "there is no folder",
+        "full/new": "there is no folder",
+        "circle": "cannot be written",
+        "n" * 300: "cannot be written",
+    }
+
+    def state() -> list[tuple[Any, ...]]:
+        stats = [(path, path.lstat()) for path in sorted(tmp_path.rglob("*"))]
+        return [(path, s.st_ino, s.st_mode, s.st_size, s.st_mtime_ns) for path, s in stats]
+
+    before = state()
+    for name in ("empty", "full", "pipe", "void", "to empty", "dangling", "new", "folder/new"):
+        check_writable(tmp_path / name)
+    for name, words in refused.items():
+        with pytest.raises(UsageError, match=words) as error:
+            check_writable(tmp_path / name, "--report")
+        assert str(error.value).startswith(f"--report {tmp_path / name}: ")
+    with pytest.raises(UsageError, match="cannot be written"):
+        check_writable(Path("/proc/report.json"))
+    assert state() == before
 
 
 def test_unknown_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

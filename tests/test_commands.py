@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
 from kernels import Kernel
+
+from nb_assertdoc import commands
 
 LINE = (
     "/pytorch/aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: "
@@ -37,3 +43,66 @@ def test_other_failures_and_unloading_leave_no_trace() -> None:
         assert "nb_assertdoc" not in said.stdout
         kernel.run("%unload_ext nb_assertdoc")
         assert kernel.value("'nb_assertdoc' in str(get_ipython().system)") is False
+
+
+NAMES = "command, name, n, where = 'echo hello', 'notebook', 3, {'a': 'here'}"
+EXPANDED = {
+    "!{command}": "hello",
+    "!echo $name {n + 1} $n": "notebook 4 3",
+    "!echo $$name-$n": "-3",  # `$$` is one for the command's own shell
+    "!echo {where['a']} '$name' {{n}}": "here $name {n}",
+    "!echo {missing} $n": "{missing}",
+    "!echo $n; exit 3": "3",
+    "print(_exit_code)": "3",
+    "def f(name):\n    !echo got $name {name * 2} {n}\nf('ab')": "got ab abab 3",
+    "def g(n):\n    def inner(x):\n        !echo $x {n}\n    inner(n + 1)\ng(7)": "8 3",
+    "def h(n):\n    get_ipython().system('echo $n')\nh(8)": "8",
+    "class C:\n    n = 9\n    !echo $n": "9",
+    "x = !echo $name {n * 2}\nprint(x)": "['notebook 6']",
+    "def k(n):\n    x = !echo $n\n    return x\nprint(k(5))": "['5']",
+    "!!echo $name": "['notebook']",
+    "%sx echo {n}": "['3']",
+    "%%bash\necho {name} $name.": "{name} .",
+    "%alias say echo said %s\n%say $name": "said notebook",
+    "print('var_expand' in vars(get_ipython()))": "False",
+}
+
+
+def test_commands_see_the_names_that_they_see_without_us() -> None:
+    def said(kernel: Kernel) -> dict[str, str]:
+        outcomes = {cell: kernel.run(cell) for cell in (NAMES, *EXPANDED)}
+        assert [each.text for each in outcomes.values() if each.error] == []
+        return {cell: outcome.text.strip() for cell, outcome in outcomes.items()}
+
+    with Kernel() as kernel:
+        plain = said(kernel)
+        kernel.run("%load_ext nb_assertdoc")
+        with_it = said(kernel)
+    assert with_it == plain
+    assert {
+        cell: text for cell, text in with_it.items() if EXPANDED.get(cell, "") not in text
+    } == {}
+
+
+def test_names_where_the_shell_has_a_system_of_its_own() -> None:
+    """As Colab's: one call more between the cell and the expansion, and an argument more."""
+
+    def run(shell: Any, command: str, also_return_output: bool = False) -> tuple[str, bool]:
+        return shell.var_expand(command, depth=2), also_return_output
+
+    class Shell:
+        user_ns = {"n": 1}  # noqa: RUF012
+        var_expand = InteractiveShell.var_expand
+
+        def system(self, *args: Any, **kwargs: Any) -> Any:
+            return run(self, *args, **kwargs)
+
+    shell: Any = Shell()
+    undo = commands.watch(shell)
+    n = 2
+    assert shell.system("echo $n", also_return_output=True) == (f"echo {n}", True)
+    with pytest.raises(TypeError):
+        shell.system()
+    assert set(vars(shell)) == {"system"}
+    undo()
+    assert vars(shell) == {}

@@ -99,7 +99,8 @@ def uint8(*values: int) -> Any:
 
 
 def csr(crow: Any, col: Any) -> object:
-    return torch.sparse_csr_tensor(crow, col, torch.ones(2), (2, 2), check_invariants=True)
+    size = (*col.shape[:-1], 2, 2)
+    return torch.sparse_csr_tensor(crow, col, torch.ones(col.shape), size, check_invariants=True)
 
 
 def grouped(left: Any, right: Any, *ends: int) -> object:

@@ -75,7 +75,7 @@ MESSENGERS = [
     ("CUDA error: misaligned address", "misaligned address"),
     ("CUDA error: an illegal instruction was encountered", "hardware exception"),
     ("parallel_for: failed to synchronize: cudaErrorLaunchFailure", "unspecified launch failure"),
-    ("for_each: failed to synchronize", "Thrust"),
+    ("for_each: failed to synchronize: cudaErrorECCUncorrectable: uncorrectable ECC", "Thrust"),
 ]  # fmt: skip
 NOT_OURS = [
     "CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 15.78 GiB total capacity)",

@@ -338,6 +338,22 @@ packed = nn.utils.rnn.pack_padded_sequence(
     torch.randn(2, 5, 3).cuda(), torch.tensor([5, 3]), batch_first=True)
 padded, lengths = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
 padded.sum().backward()
+halves = nn.DataParallel(nn.Linear(3, 2).cuda())(torch.ones(4, 3))  # of a tensor on the CPU
+seen["data parallel"] = [*where(halves), list(halves.shape)]
+with torch.Stream("cuda"):
+    torch.Event("cuda").record()
+
+made = [torch.cuda.LongTensor([4, 5]), torch.cuda.FloatTensor(2, 3),
+        torch.ones(2).type(torch.cuda.HalfTensor), torch.ones(2).type("torch.cuda.IntTensor")]
+seen["old types"] = [[str(t.dtype), *where(t), t.type()] for t in made]
+seen["old isinstance"] = [isinstance(made[0], torch.cuda.LongTensor),
+                          isinstance(made[0].cpu(), torch.cuda.LongTensor),
+                          isinstance(made[0], torch.cuda.FloatTensor), made[0].tolist()]
+torch.set_default_tensor_type(torch.cuda.DoubleTensor)
+seen["old default"] = [str(torch.zeros(1).dtype), *where(torch.zeros(1))]
+torch.set_default_tensor_type(torch.FloatTensor)
+seen["old default"] += [str(torch.zeros(1).dtype), *where(torch.zeros(1))]
+
 seen["lstm"] = where(packed.data, packed.batch_sizes, padded, lengths, lstm.weight_ih_l0.grad)
 
 from torch.utils.checkpoint import checkpoint
@@ -389,6 +405,15 @@ def test_autograd(training: dict[str, Any]) -> None:
 
 def test_packed_sequences(training: dict[str, Any]) -> None:
     assert training["lstm"] == ["cuda:0", "cpu", "cuda:0", "cpu", "cuda:0"]
+    assert training["data parallel"] == ["cuda:0", [4, 2]]
+    assert training["old types"] == [
+        ["torch.int64", "cuda:0", "torch.cuda.LongTensor"],
+        ["torch.float32", "cuda:0", "torch.cuda.FloatTensor"],
+        ["torch.float16", "cuda:0", "torch.cuda.HalfTensor"],
+        ["torch.int32", "cuda:0", "torch.cuda.IntTensor"],
+    ]
+    assert training["old isinstance"] == [True, False, False, [4, 5]]
+    assert training["old default"] == ["torch.float64", "cuda:0", "torch.float32", "cpu"]
 
 
 HOOKED = """

@@ -54,6 +54,7 @@ def seen(
     module_type: str | None = None,
     step: Step | None = None,
     margin: float = 1.0,
+    size: str | None = None,
     functions: tuple[str, ...] = (),
     **facts: Any,
 ) -> Observed:
@@ -82,7 +83,8 @@ def seen(
         if high is None
         else Bound(low=low, high=high, high_inclusive=closed, ignore=ignore),
         margin=margin,
-        location=Place(line=2, source=line, cell_id="cell-a"),
+        location=Place(line=2, source=line, cell_id="cell-a", expression=line or None),
+        table=f"size {high} of {size}" if size else None,
         user_frames=tuple(Place(line=1, source="", function=name) for name in functions),
         module=module,
         module_type=module_type,
@@ -115,6 +117,12 @@ def wrong_ids(size: int, base: int | None) -> tuple[Tokenizer, ...]:
 
 NAN_CAST = -(2**63)
 GRAPH = ("from torch_geometric.nn import SAGEConv",)
+LAYER: dict[str, Any] = {
+    "line": "self.gnn(hidden, edges)",
+    "module": "net.gnn",
+    "module_type": "SAGEConv",
+    "sources": GRAPH,
+}
 BUTTONS = "q_sa = net(s).gather(1, actions)"
 
 CASES: list[tuple[str, str, Observed]] = [
@@ -164,7 +172,7 @@ CASES: list[tuple[str, str, Observed]] = [
     (
         "index_out_of_bounds",
         "scatter of no label",
-        seen("scatter_", [0, 9], 8, line="a.scatter_(0, j, 1)"),
+        seen("scatter_", [0, 9], 8, line="a.scatter_(0, j, 1)", index_expression="j"),
     ),
     (
         "loss_mismatch",
@@ -280,6 +288,46 @@ CASES: list[tuple[str, str, Observed]] = [
         "node_index_ge_num_nodes",
         "in a layer",
         seen("scatter_add_", [0, 40], 31, module="conv", module_type="SAGEConv", sources=GRAPH),
+    ),
+    (
+        "node_features_extra_dimension",
+        "nodes counted along a dimension of size 1",
+        seen("index_select", [0, 2], 1, input_shape=(3, 1, 16), size="dimension 1", **LAYER),
+    ),
+    (
+        "node_index_ge_num_nodes",
+        "a graph of one node",
+        seen("index_select", [0, 2], 1, input_shape=(1, 16), size="dimension 0", **LAYER),
+    ),
+    (
+        "node_index_ge_num_nodes",
+        "too many nodes for the first dimension, too",
+        seen("index_select", [0, 3], 1, input_shape=(3, 1, 16), size="dimension 1", **LAYER),
+    ),
+    (
+        "group_id_ge_num_groups",
+        "pooled",
+        seen("scatter_add_", [0, 3], 3, line="global_add_pool(h, batch, size=n)", sources=GRAPH),
+    ),
+    (
+        "group_id_ge_num_groups",
+        "clusters",
+        seen("scatter_reduce", [0, 5], 5, line="scatter(h, cluster, dim_size=k)", sources=GRAPH),
+    ),
+    (
+        "group_id_ge_num_groups",
+        "by hand",
+        seen("index_add_", [0, 3], 3, index_expression="batch", sources=GRAPH),
+    ),
+    (
+        "node_index_ge_num_nodes",
+        "messages, not groups",
+        seen("scatter_add_", [0, 3], 3, line="scatter(x[src], dst, dim_size=n)", sources=GRAPH),
+    ),
+    (
+        "index_internal_oob",
+        "neither edges nor groups in sight",
+        seen("scatter_add_", [0, 3], 3, line="out = net(data)", sources=GRAPH),
     ),
     (
         "node_index_ge_num_nodes",
@@ -533,7 +581,8 @@ def test_the_assertion_of_a_larger_table_lets_its_rows_through() -> None:
     minutes = diagnosis.diagnose(observed)[1][0]
     assert minutes.title.startswith("Give the minute table 60 rows")
     assert minutes.code is not None and "< 60" in minutes.code
-    one_hot = diagnosis.diagnose(seen("one_hot", [0, 9], 8, index_expression="v"))[1][0]
+    scanned = {"data": [0, 9], "data_name": "d"}
+    one_hot = diagnosis.diagnose(seen("one_hot", [0, 9], 8, index_expression="v", **scanned))[1][0]
     assert one_hot.code is not None and "at least 10" in one_hot.title and "< 10" in one_hot.code
 
 
@@ -578,11 +627,11 @@ def test_positions_that_start_at_2_leave_two_tokens_less() -> None:
         "Position 64 does not exist: the position table has rows 0..63, this batch needs 2..71."
         in text
     )
-    assert "62 tokens fit" in text
+    assert "so 62 positions fit" in text
 
 
 def test_truncation_is_put_into_the_only_call_of_the_tokenizer() -> None:
-    line = "    enc = tokenizer(texts, padding=True)"
+    line = "tokenizer = AutoTokenizer.from_pretrained(name)\nenc = tokenizer(texts, padding=True)"
     observed = table(range(70), 64, "position_embeddings", shape=(1, 70), sources=(line,))
     edit = diagnosis.diagnose(observed)[1][0].edit
     assert edit is not None
@@ -611,15 +660,18 @@ def test_masks_are_resized_with_nearest() -> None:
 
 def test_ignore_index_is_set_where_the_loss_is_made() -> None:
     code = ("crit = nn.CrossEntropyLoss()", "loss = crit(out, y)")
-    edit = diagnosis.diagnose(labels([-1, 2], 4, sources=code))[1][0].edit
+    facts: dict[str, Any] = {"module": "crit", "module_type": "CrossEntropyLoss"}
+    edit = diagnosis.diagnose(labels([-1, 2], 4, sources=code, **facts))[1][0].edit
     assert edit is not None
     assert edit.new == "crit = nn.CrossEntropyLoss(ignore_index=-1)"
     two = (*code, "other = nn.CrossEntropyLoss()")
-    assert diagnosis.diagnose(labels([-1, 2], 4, sources=two))[1][0].edit is None
+    assert diagnosis.diagnose(labels([-1, 2], 4, sources=two, **facts))[1][0].edit is None
+    assert diagnosis.diagnose(labels([-1, 2], 4, sources=code))[1][0].edit is None  # a function
 
 
 def test_the_loss_without_sigmoid_is_replaced() -> None:
     facts: dict[str, Any] = {"closed": True, "sources": ("bce = nn.BCELoss()",)}
+    facts["module_type"] = "BCELoss"
     observed = seen("binary_cross_entropy", [-3.5, 0.2, 2.0], 1, index_expression="score", **facts)
     edit = diagnosis.diagnose(observed)[1][0].edit
     assert edit is not None
@@ -650,6 +702,46 @@ def test_split_number_of_classes_and_messenger_are_named() -> None:
     edit = diagnosis.diagnose(observed)[1][0].edit
     assert edit is not None
     assert edit.new == "N_CLASSES = 6"
+
+
+def test_classes_are_0_up_even_where_negative_indices_wrap() -> None:
+    scanned: dict[str, Any] = {"data": [0, 10], "data_name": "train"}
+    eye = {"index_expression": "target", "table_expression": "torch.eye(10)"}
+    one_hot = seen("index", [0, 10], 10, low=-10, **eye, **scanned)
+    cause, fixes = diagnosis.diagnose(one_hot)
+    assert diagnosis.headline(one_hot, cause) == (
+        "Class 10 does not exist: the one-hot encoding has 10 classes, 0..9."
+    )
+    assert "-10" not in told(one_hot)
+    inside = "int(target.min()) >= 0 and int(target.max()) < 11"
+    assert fixes[0].code == f"assert {inside}, 'outside 0..10'"
+    label = seen("index", [0, 4], 4, low=-4, index_expression="labels", table_expression="logits")
+    assert "there are 4 classes (0..3)" in told(label)
+    assert "-4" not in told(label)
+
+
+def test_plain_indexing_tells_what_counts_from_the_end() -> None:
+    def said(found: list[int]) -> tuple[str, str | None]:
+        rows = seen("index", found, 5, low=-5, index_expression="rows", table_expression="x")
+        cause, fixes = diagnosis.diagnose(rows)
+        assert cause.key == "index_out_of_bounds"
+        return diagnosis.headline(rows, cause), fixes[0].code
+
+    headline, code = said([0, 5])
+    assert headline.endswith("`x` has size 5 there, valid is 0..4 (or -5..-1, from the end).")
+    assert code == "assert int(rows.min()) >= 0 and int(rows.max()) < 5, 'outside 0..4'"
+    assert said([-2, 5])[1] == (
+        "assert int(rows.min()) >= -5 and int(rows.max()) < 5, 'outside -5..4'"
+    )
+
+
+def test_a_librarys_names_are_left_out_and_one_value_is_one() -> None:
+    inside = told(seen("scatter_add", [6], 5))
+    assert "`index`" not in inside
+    assert "the only value of the index of the call is 6" in inside
+    assert "the only value in the call outside 0..4: 6" in inside
+    same = told(seen("gather", [-1, -1], 5, index_expression="rows"))
+    assert "all 2 values of `rows` of the call are -1" in same
 
 
 def test_a_scan_of_another_field_is_not_believed() -> None:

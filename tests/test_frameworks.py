@@ -308,6 +308,30 @@ validate(model, valid)
         "F.cross_entropy(model(batch), batch.y).backward()",
         row=6,
     ),
+    "geometric, more graphs than said": Planted(
+        PYG
+        + """
+from torch_geometric.nn import global_add_pool
+member = torch.tensor([0, 0, 1, 2, 2, 3]).cuda()
+pooled = global_add_pool(torch.ones(6, 4).cuda(), member, size=3)
+""",
+        "scatter_add_",
+        3,
+        "group_id_ge_num_groups",
+        "global_add_pool(torch.ones(6, 4)",
+    ),
+    "geometric, ids of shape [nodes, 1]": Planted(
+        PYG
+        + """
+emb, layer = torch.nn.Embedding(9, 4).cuda(), SAGEConv(4, 4).cuda()
+h = emb(torch.tensor([[3], [5]]).cuda())
+layer(h, torch.tensor([[1], [0]]).cuda())
+""",
+        "index_select",
+        1,
+        "node_features_extra_dimension",
+        "layer(h, torch.tensor(",
+    ),
 }
 
 CLEAN = {

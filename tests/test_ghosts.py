@@ -1119,3 +1119,62 @@ while model(torch.ones(1, 4, device=D)).item() > 0.5:
     )
     assert evidence.outcome == "stopped"
     assert any("keeps a loop going, In [1], line" in text for text in evidence.differences)
+
+
+BROKEN = """
+import dataclasses
+import torch
+from torch.nn import functional as F
+from nb_assertdoc.indexing import table
+D = "cuda"
+table.__dict__.setdefault("kept", dict(table._OPERATORS))
+table._OPERATORS.update(table.kept)
+def find(op, arguments):
+    raise KeyError("a bug of our own")
+    yield
+for name in BREAKS.split():
+    table._OPERATORS[name] = dataclasses.replace(table._OPERATORS[name], find=find)
+table._known.clear()
+rows = torch.zeros(9, 4, device=D)
+index = torch.tensor([1, 3], device=D)
+"""
+UNREAD = {  # aten operators whose row has a bug, their public name, a call that runs
+    "embedding": ("embedding", "F.embedding(index, rows)"),
+    "gather": ("gather", "rows.gather(0, index[:, None])"),
+    "index": ("index", "rows[index]"),
+    "index_select": ("index_select", "rows.index_select(0, index)"),
+    "scatter": ("scatter", "rows.scatter(0, index[:, None], 1.0)"),
+    "nll_loss_forward": ("nll_loss", "F.cross_entropy(rows[:2], index)"),
+    "index_put_ _index_put_impl_": ("index_put_", "rows[index] = 1.0"),
+    "bernoulli": ("bernoulli", "torch.bernoulli(rows)"),
+}
+MALFORMED = """
+for call in (lambda: rows.gather(7, index[:, None]), lambda: F.embedding(index.float(), rows)):
+    try:
+        call()
+    except (IndexError, RuntimeError):
+        said = globals().get("said", 0) + 1
+"""
+NOTE = "a call of `{}` was not checked, it could not be read (KeyError: 'a bug of our own')"
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_a_call_that_could_not_be_read_is_told(tmp_path: Path, real: bool) -> None:
+    """Where a row of the table has a bug: nothing beside such a call is certain."""
+    later = "\nF.embedding(torch.tensor([9], device=D), rows)"
+    texts = {f"clean {n}": (n, call) for n, (_, call) in UNREAD.items()}
+    texts["fault"] = ("gather", UNREAD["gather"][1] + later)
+    texts["malformed"] = ("", MALFORMED)
+    cells = {n: f"BREAKS = {b!r}\n{BROKEN}\n{text}" for n, (b, text) in texts.items()}
+    engine = {"engine": "cpu" if real else "ghost", "real_floats": real}
+    ran = replays.run_each(cells, tmp_path / "order", **engine)
+
+    assert {n: s.error for n, s in ran.items() if s.error} == {}
+    for name, (op, _) in UNREAD.items():
+        snippet = ran[f"clean {name}"]
+        assert (snippet.unchecked, snippet.faults) == ((op,), [])
+        assert snippet.differences[0] == NOTE.format(op)
+    ((op, values, _),) = ran["fault"].faults
+    assert (op, values) == ("embedding", (9,))
+    assert ran["fault"].observed[0].unknown == (NOTE.format("gather"),)
+    assert (ran["malformed"].said, ran["malformed"].unchecked) == (2, ())

@@ -869,6 +869,13 @@ def test_the_table_covers_the_overloads_of_this_torch() -> None:
 
 
 def test_malformed_calls_are_left_to_the_operator() -> None:
-    assert indexing.usages(aten.gather.default, (torch.randn(3), 7, ints(1)), {}) == ()
-    assert indexing.usages(aten.embedding.default, (None,), {}) == ()
-    assert indexing.usages(aten.index.Tensor, (torch.randn(3), [ints(0), ints(0)]), {}) == ()
+    for func, args in [
+        (aten.gather.default, (torch.randn(3), 7, ints(1))),
+        (aten.embedding.default, (None,)),
+        (aten.index.Tensor, (torch.randn(3), [ints(0), ints(0)])),
+    ]:
+        with pytest.raises(indexing.Unread) as unread:
+            indexing.usages(func, args, {})
+        assert unread.value.op == func._schema.name.removeprefix("aten::")
+        with pytest.raises((IndexError, RuntimeError)):
+            func(*args)

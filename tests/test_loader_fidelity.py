@@ -17,6 +17,7 @@ from forks import HOST
 from kernels import Kernel
 
 from nb_assertdoc.doctor.memory import free_memory
+from nb_assertdoc.model import Span, batches
 
 SETUP = """
 import builtins, itertools, random, types
@@ -411,6 +412,9 @@ def test_the_failing_batch_is_the_users(kernel: Kernel, name: str) -> None:
     assert finding["bad_values"] == values, told
     assert finding["step"]["iteration"] == (at if kind.iteration is None else kind.iteration)
     assert finding["bad_count"] == sum(map(len, ids))
+    left_out = [Span(**span) for span in finding["step"]["left_out"]]
+    assert all(span.first <= span.last < at for span in left_out)
+    assert bool(left_out) == (f"{batches(left_out)} not re-run" in told)
     if "zip" not in name and "two" not in name and "stream" not in name:
         assert finding["step"]["dataset_indices"] == rows
     assert report["confidence"] == "certain", told

@@ -44,7 +44,7 @@ REFUSED = {
     "%%cpu_replay --timeout -1\nn = 1": "-1 is not a number of seconds above 0",
     "%%cpu_replay --timeout inf\nn = 1": "inf is not a number of seconds above 0",
     "%%cpu_replay --timeout soon\nn = 1": "soon is not a number of seconds above 0",
-    "%%cpu_replay --report no/such/folder/r.json\nn = 1": "cannot write no/such/folder/r.json: No",
+    "%%cpu_replay --report no/such/folder/r.json\nn = 1": "there is no folder",
     "%%cpu_replay\nn = = 1": "the cell is not valid Python: invalid syntax",
     "%%cpu_replay\n%precision 3\n# nothing": "only magics or comments",
 }
@@ -130,7 +130,11 @@ def test_a_clean_cell_a_faulty_one_and_the_files(kernel):
     refused = kernel.run("%assertdoc save saved.pdf").stdout
     assert "saved.pdf: the file must end in .json, .html, .txt" in refused
     assert not (kernel.cwd / "saved.pdf").exists()
-    assert "no folder" not in kernel.run("%assertdoc save no/folder/r.json").stdout
+    assert "there is no folder" in kernel.run("%assertdoc save no/folder/r.json").stdout
+    void = kernel.cwd / "void.txt"
+    void.symlink_to("/dev/null")
+    assert kernel.run("%assertdoc save void.txt").stdout == "saved void.txt\n"
+    assert void.is_symlink()
     status = kernel.run("%assertdoc").stdout
     assert "A replay found (certain): Index 4 does not exist" in status
     assert [step.split("    ")[0] for step in report["next_steps"]] == [

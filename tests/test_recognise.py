@@ -107,6 +107,22 @@ def test_a_thread_and_a_swallowed_error_leave_the_cell_and_the_queue_alone(card_
     assert card["text/plain"].startswith("CUDA device-side assert in In [")
 
 
+def test_a_display_that_fails_costs_nothing_else(card_kernel):
+    card_kernel.run(
+        "publisher = type(get_ipython().display_pub)\nplain = publisher.publish\n"
+        "def publish(self, *args, **named): raise ValueError('broken publisher')\n"
+        "publisher.publish = publish"
+    )
+    failed = card_kernel.run(CRASH)
+    card_kernel.run("publisher.publish = plain")
+
+    assert failed.status == "error"
+    assert "device-side assert triggered" in failed.error["evalue"]
+    assert failed.displays == [] and failed.stderr.count("ValueError: broken publisher") == 1
+    assert crash_record(card_kernel)["source"] == CRASH
+    assert "broken publisher" not in card_kernel.run("%assertdoc").text
+
+
 def test_card_then_report_in_one_display_and_one_line_afterwards(gpu_kernel):
     gpu_kernel.run(TABLE)
     cell = f"%%capture\nn = 1\n{CRASH}"
@@ -240,6 +256,119 @@ def test_loaded_after_two_cells_have_failed(start_kernel):
     assert report["crash"]["execution_count"] == innocent
     assert report["crash"]["first_failed"]["execution_count"] == guilty
     assert kernel.value("calls_after_death()") == before
+
+
+LINE = (
+    "/pytorch/aten/src/ATen/native/cuda/Loss.cu:245: nll_loss_forward_reduce_cuda_kernel_2d: "
+    "block: [0,0,0], thread: [3,0,0] Assertion `t >= 0 && t < n_classes` failed."
+)
+CHILDREN = f"""
+import concurrent.futures, multiprocessing, os, subprocess, sys
+LINE, TEXT = {LINE!r}, 'CUDA error: device-side assert triggered'
+PRINTS = [sys.executable, '-Sc', f'import sys; print({{LINE!r}}, file=sys.stderr)']
+DIES = [sys.executable, '-Sc', f'raise RuntimeError({{TEXT!r}})']
+fork = multiprocessing.get_context('fork')
+def fails():
+    raise RuntimeError(TEXT)
+def prints():
+    os.write(2, LINE.encode() + b'\\n')
+"""
+OF_A_CHILD = {  # a child's assert, as it reaches the notebook: in a text, or on the same fd 2
+    "it prints": "done = subprocess.run(PRINTS)",
+    "it prints, and the cell fails": "subprocess.run(PRINTS)\n1 / 0",
+    "it prints before a shell fails": (
+        "subprocess.run([*PRINTS[:2], PRINTS[2] + '; sys.exit(3)'], check=True)"
+    ),
+    "os.system": "done = os.system(f'echo \"{LINE.replace(chr(96), chr(39))}\" >&2')",
+    "a fork prints": "p = fork.Process(target=prints)\np.start(); p.join()",
+    "it has ended, and nobody has waited": (
+        "p = subprocess.Popen(PRINTS)\n_ = os.waitid(os.P_PID, p.pid, os.WEXITED | os.WNOWAIT)"
+    ),
+    "its text": "subprocess.run(DIES, check=True, capture_output=True, text=True)",
+    "its bytes": "subprocess.check_output(DIES, stderr=subprocess.STDOUT)",
+    "the words of a command": "subprocess.run(f'echo {TEXT}; false', shell=True, check=True)",
+    "a pool": "with fork.Pool(1) as pool:\n    pool.apply(fails)",
+    "an executor": (
+        "with concurrent.futures.ProcessPoolExecutor(1, fork) as pool:\n"
+        "    pool.submit(fails).result()"
+    ),
+    "torch.multiprocessing": (
+        "from torch.multiprocessing.spawn import ProcessRaisedException\n"
+        "raise ProcessRaisedException(f'-- Process 0 terminated with the following error:"
+        "\\n{TEXT}', 0, 7)"
+    ),
+    "chained": """try:
+    subprocess.run(DIES, check=True, capture_output=True)
+except Exception as error:
+    raise ValueError('training failed') from error""",
+}
+ADVICE = "the program that this cell started died of a CUDA device-side assert"
+
+
+def test_a_childs_assert_is_not_this_kernels(card_kernel):
+    card_kernel.run(CHILDREN)
+    told = {kind: card_kernel.run(cell) for kind, cell in OF_A_CHILD.items()}
+    after = card_kernel.run("places(torch.tensor([3], device='cuda')).shape, asked.tolist()")
+
+    assert {kind: o.stdout.count(ADVICE) for kind, o in told.items()} == dict.fromkeys(told, 1)
+    assert {kind: o.displays for kind, o in told.items() if o.displays} == {}
+    assert "cross_entropy" in told["it prints"].stdout, "its line is explained"
+    assert f"{ADVICE} (rank 0)." in told["torch.multiprocessing"].stdout
+    assert after.text == "(torch.Size([1, 2]), [5])"
+    assert "No assert so far" in card_kernel.run("%assertdoc").stdout
+    assert card_kernel.value("calls_after_death()") == 0
+
+
+@pytest.mark.parametrize(
+    "cell",
+    {
+        "beside a child": "subprocess.run(['true'])\n{swallowed}",
+        "beside a child's assert": "subprocess.run(PRINTS)\n{swallowed}",
+        "beside a fork": "p = fork.Process(target=int)\np.start()\n{swallowed}\np.join()",
+        "before another error": "{swallowed}\n1 / 0",
+        "while a child's is handled": (
+            "try:\n    subprocess.run(DIES, check=True, capture_output=True)\n"
+            "except Exception:\n    {crash}"
+        ),
+    }.values(),
+)
+def test_a_crash_of_this_kernel_is_not_lost_beside_children(card_kernel, cell):
+    swallowed = f"try:\n    {CRASH}\nexcept Exception:\n    pass"
+    card_kernel.run(CHILDREN)
+    card_kernel.run("subprocess.run(PRINTS)")  # of the cell before: it excuses nothing here
+    died = card_kernel.run(cell.format(swallowed=swallowed, crash=CRASH))
+
+    (card,) = died.displays
+    assert card["text/plain"].startswith("CUDA device-side assert in In [")
+    assert ADVICE not in died.stdout
+    assert "GPU state is dead" in card_kernel.run("%assertdoc").stdout
+
+
+NO_CUDA = {  # texts of a GPU's messengers, where this process has no CUDA context
+    "raise RuntimeError('worker 3 failed to synchronize its clock')": 0,
+    "raise RuntimeError('misaligned address in the header')": 0,
+    "raise RuntimeError('for_each: failed to synchronize: cudaErrorLaunchFailure')": 0,
+    "raise RuntimeError('CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `x`')": 0,
+    "raise RuntimeError('CUDA error: an illegal memory access was encountered')": 0,
+    "subprocess.run(DIES, check=True, capture_output=True)": 1,
+    "done = subprocess.run(PRINTS)": 1,
+    "n = 1": 0,
+    "raise RuntimeError(TEXT)": 1,
+}
+
+
+def test_without_a_context_none_can_be_dead(start_kernel):
+    kernel = start_kernel(extension=True)
+    kernel.run(CHILDREN)
+    told = {cell: kernel.run(cell) for cell in NO_CUDA}
+
+    assert {cell: outcome.stdout.count(ADVICE) for cell, outcome in told.items()} == NO_CUDA
+    assert [outcome.displays for outcome in told.values() if outcome.displays] == []
+    assert "No assert so far" in kernel.run("%assertdoc").stdout
+    assert kernel.value("'torch' in __import__('sys').modules") is False
+    kernel.run("%unload_ext nb_assertdoc")
+    kernel.run("subprocess.run(DIES, check=True, capture_output=True)")
+    assert kernel.run("%load_ext nb_assertdoc").text.strip() == "", "loaded after a child's"
 
 
 NOT_OURS = (

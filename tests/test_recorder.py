@@ -46,13 +46,26 @@ def kernel() -> Iterator[Kernel]:
         yield kernel
 
 
-def test_nothing_on_the_gpu_is_kept_alive(kernel):
-    kernel.run("model, big = nn.Linear(3, 3), torch.zeros(1000, device='cuda')")
-    kernel.run("kept = [weakref.ref(model), weakref.ref(big), weakref.ref(model.weight)]")
-    kernel.run("note = 1")
-    kernel.run("del model, big; gc.collect()")
+HOLDERS = """
+class Holder:
+    def __init__(self, held): self.held = held
+def tensor(): return torch.zeros(1000, device='cuda')
+def layer(): return nn.Linear(3, 3).cuda()
+model, big, opt = layer(), tensor(), torch.optim.Adam(layer().parameters())
+pair, several, named = (tensor(), 1), [tensor()], {'a': {'b': tensor()}}
+holder, models, unique = Holder(tensor()), [layer()], {layer()}
+kept = [weakref.ref(t) for t in (
+    model, big, model.weight, opt.param_groups[0]['params'][0], pair[0], several[0],
+    named['a']['b'], holder.held, models[0], *unique)]
+"""
 
-    assert kernel.value("[one() is None for one in kept]") == [True] * 3
+
+def test_nothing_on_the_gpu_is_kept_alive(kernel):
+    kernel.run(HOLDERS)
+    kernel.run("note = 1")
+    kernel.run("del model, big, opt, pair, several, named, holder, models, unique; gc.collect()")
+
+    assert kernel.value("[one() is None for one in kept]") == [True] * 10
 
 
 def test_bindings_are_those_of_the_start_of_the_cell(kernel):
@@ -60,7 +73,7 @@ def test_bindings_are_those_of_the_start_of_the_cell(kernel):
     number = kernel.run("count, old = 2, table\ntable = nn.Linear(9, 9)\ndel gone").reply[
         "execution_count"
     ]
-    kernel.run(f"found, lost = execution({number}).bindings.namespace(get_ipython().user_ns)")
+    kernel.run(f"found, lost, _ = execution({number}).bindings.namespace(get_ipython().user_ns)")
 
     assert kernel.value("found['count']") == 1
     assert kernel.value("found['table'] is old") is True
@@ -119,6 +132,32 @@ def test_index_lists_of_accelerate(kernel):
     assert kernel.value("whole == noted()") is True
 
 
+def test_large_index_lists_of_any_type_count_by_their_length(kernel):
+    kernel.run(
+        "class Rows:\n    def __getitem__(self, key): return 0\n    def __len__(self): return 9"
+    )
+    kernel.run("def lists(*given):\n    return list(DataLoader(Rows(), None, sampler=given))")
+    kernel.run("_ = lists(*[np.arange(400_000)] * 4)")
+    assert kernel.value("[len(kept) for kept in watch.latest.lists]") == [400_000, 400_000]
+
+    kernel.run("_ = lists(torch.tensor(3), 4, range(5))")  # one without a length, one number
+    assert kernel.value("watch.latest.indices") == 7
+
+
+def test_the_cells_are_made_once_a_cell_and_are_those_of_now(kernel):
+    kernel.run("first = recorder.cells(); first_again = recorder.cells()")
+    assert kernel.value("first is first_again") is True
+
+    timed = "%%time\ninside = [s.source for s in recorder.cells() if s.filename == '<timed exec>']"
+    kernel.run(timed)
+    kernel.run("after = recorder.cells()")
+    assert kernel.value("inside") == [timed.partition("\n")[2] + "\n"]
+    assert kernel.value("after is not first and after.get('<timed exec>') is None") is True
+    assert kernel.value("after.get(recorder.current.filename).source") == (
+        "after = recorder.cells()"
+    )
+
+
 def test_the_lists_end_with_the_extension(start_kernel):
     kernel = start_kernel(extension=True)
     kernel.run(START + LOADERS)
@@ -142,7 +181,7 @@ on_host = torch.tensor([6])
 everything = [holder.ids, labels['train'][0], head.lookup, weights, on_host]
 def copied(): # before the cell that runs
     copies = recorder.current.integers
-    return [copies[id(t)].tolist() if id(t) in copies else None for t in everything]
+    return [copies[id(t)][1].tolist() if id(t) in copies else None for t in everything]
 """
 
 

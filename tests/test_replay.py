@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
+import queue
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +20,7 @@ import pytest
 import replays
 from kernels import Kernel
 
+import nb_assertdoc
 from nb_assertdoc.errors import WorkerError
 
 FAULT = 'torch.nn.Embedding(3, 2).to("cuda")(torch.tensor([3], device="cuda"))'
@@ -43,6 +47,54 @@ def test_a_kernel_that_cannot_start_is_told(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(WorkerError, match=r"did not start: .*\n?.*a broken ipykernel$"):
         replays.run("1", tmp_path / "order")
+
+
+INSTALLED = """
+import os, pathlib, sys, typing
+sys.path.insert(0, {site!r})
+import nb_assertdoc
+sys.path.append(sys.path.pop(0))
+sys.path.insert(0, {tests!r})
+import replays
+import nb_assertdoc.worker.entry
+assert nb_assertdoc.worker.entry.__file__.startswith({site!r})
+os.environ.update(PYTHONPATH={other!r}, IPYTHONDIR={profile!r})
+cell = '''import nb_assertdoc.worker.entry as entry, pathlib, queue
+raise OSError(f"{{entry}} {{pathlib}} {{queue}}")'''
+print(replays.run(cell, pathlib.Path({order!r})).error.message)
+"""
+
+
+def test_the_worker_is_of_the_very_package_that_the_host_has(tmp_path: Path) -> None:
+    """Not of one on PYTHONPATH, in the notebook's folder or loaded by the configuration; and files
+    beside the package that are named as Python's own modules stand in nobody's way."""
+    package = Path(nb_assertdoc.__file__).parent
+    site, other, home = (tmp_path / name for name in ("site", "other", "order/home"))
+    shutil.copytree(package, site / "nb_assertdoc", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pathlib", "typing", "queue", "ipykernel_launcher"):
+        (site / f"{name}.py").write_text("raise ImportError('a backport')")
+    for folder in (other, home):
+        (folder / "nb_assertdoc").mkdir(parents=True)
+        (folder / "nb_assertdoc/__init__.py").write_text(
+            f"def load_ipython_extension(shell): open({str(folder / 'loaded')!r}, 'w')"
+        )
+    profile = tmp_path / "ipython/profile_default"
+    profile.mkdir(parents=True)
+    (profile / "ipython_kernel_config.json").write_text(
+        '{"InteractiveShellApp": {"extensions": ["nb_assertdoc"]}}'
+    )
+    script = INSTALLED.format(
+        site=str(site),
+        tests=str(Path(__file__).parent),
+        other=str(other),
+        profile=str(profile.parent),
+        order=str(home.parent),
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert f"'{site}/nb_assertdoc/worker/entry.py'" in done.stdout, done.stderr
+    assert f"'{pathlib.__file__}'" in done.stdout
+    assert f"'{queue.__file__}'" in done.stdout
+    assert (other / "loaded").exists(), "the configuration had loaded another one"
 
 
 @pytest.mark.parametrize(
@@ -195,3 +247,41 @@ def test_no_temporary_folder(start_kernel: Callable[..., Kernel]) -> None:
     outcome = kernel.run(f"{FAULT}.sum().item()")
     assert outcome.reply["ename"] == "AcceleratorError"
     assert "cannot use its temporary folder" in outcome.report["headline"]
+
+
+INFERENCE = {  # calls that no autograd takes apart: what they look up, and the bad value
+    "F.cross_entropy(out(x), y)": ("cross_entropy", [6]),
+    "F.cross_entropy(out(x), y, ignore_index=0, label_smoothing=0.1)": ("cross_entropy", [6]),
+    "F.cross_entropy(torch.zeros(2, 6, 3, 3).cuda(), masks)": ("cross_entropy", [9]),
+    "F.nll_loss(out(x), y)": ("nll_loss", [6]),
+    "bags(y[None])": ("embedding_bag", [6]),
+    "table(y)": ("embedding", [6]),
+    "x[y]": ("index", [6]),
+    "x.gather(1, y[:, None])": ("gather", [6]),
+    "F.one_hot(y, 5)": ("one_hot", [6]),
+    "F.multi_margin_loss(x, y)": ("multi_margin_loss", [6]),
+    "F.ctc_loss(logs, y[None, :2], torch.tensor([9]), torch.tensor([2]))": ("ctc_loss", [6]),
+    "torch.multinomial(torch.tensor([0.5, -1.0]).cuda(), 1)": ("multinomial", [-1]),
+}
+
+
+@pytest.mark.parametrize("real", [False, True])
+def test_calls_in_inference_mode_are_checked(tmp_path: Path, real: bool) -> None:
+    found = {}
+    lines = list(INFERENCE)
+    for part in (lines[:6], lines[6:]):  # of one replay, some 8 are kept
+        evidence = replays.run(
+            "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+            "out, x = nn.Linear(4, 6).cuda(), torch.zeros(3, 4).cuda()\n"
+            "y, masks = torch.tensor([1, 6, 0]).cuda(), torch.full((2, 3, 3), 9).cuda()\n"
+            "bags, table = nn.EmbeddingBag(5, 3).cuda(), nn.Embedding(5, 3).cuda()\n"
+            "logs = torch.zeros(9, 1, 4).cuda().log_softmax(-1)\n"
+            "with torch.inference_mode():\n" + "".join(f"    {line}\n" for line in part),
+            tmp_path / "order",
+            engine="cpu" if real else "ghost",
+            real_floats=real,
+        )
+        for seen in evidence.observed:
+            finding = seen.finding
+            found[finding.location.source.strip()] = (finding.op, list(finding.bad_values))
+    assert found == INFERENCE

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import builtins
 import dataclasses
 import json
@@ -8,7 +9,7 @@ import re
 import unicodedata
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import msgspec.inspect as mi
@@ -23,7 +24,8 @@ from nb_assertdoc import doctor, model, report, scan
 from nb_assertdoc.doctor.assembly import assemble
 from nb_assertdoc.doctor.ladder import own_error
 from nb_assertdoc.doctor.steps import next_steps
-from nb_assertdoc.report import figures, layout
+from nb_assertdoc.report import figures, layout, steps
+from nb_assertdoc.report.code import wrap_code
 from nb_assertdoc.report.schema import FILE, schema
 
 CALL = model.Place(
@@ -80,6 +82,7 @@ FINDING = model.Finding(
         iteration=40,
         batch_rows=(3,),
         dataset_indices=(643,),
+        left_out=(model.Span(first=0, last=39),),
     ),
 )
 TIGHT = model.Tightest(
@@ -814,6 +817,53 @@ def test_controls_without_ipywidgets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.controls({"scan": report.Action(lambda: "")}) is None
 
 
+def test_each_step_is_known_again_as_what_it_was_written_as() -> None:
+    stored = steps.foretold(["model"], ["texts", "tok"])
+    written = {
+        steps.verify(fixed=True): "verify",
+        steps.VERIFY_ANOTHER: "verify",
+        steps.SCAN: "scan",
+        steps.CHECK_AGAIN: "replay",
+        steps.replay("cpu"): "replay",
+        steps.replay("history", "%%cpu_replay"): "replay",
+        steps.replay_of(3): "replay",
+        steps.restart("Kernel > Restart", by_magic=True): "restart",
+        steps.restart("Kernel > Restart", by_magic=True, words=stored): "restart",
+        steps.restart("Kernel > Restart (0 0)", by_magic=False): "restart",
+        steps.RESTORE: "restore",
+        steps.forget("1 MB", "/tmp/x", 7): "forget",
+        steps.SAVE: "save",
+        steps.BLOCKING: "blocking",
+        steps.RUN_AGAIN: "",
+        "run the notebook from its top: a new kernel has a working GPU": "",
+    }
+    assert {step: steps.read(step).kind for step in written} == written
+    assert set(written.values()) == set(get_args(steps.Kind))
+    assert all(
+        steps.read(step).command for step, kind in written.items() if kind not in ("", "blocking")
+    )
+    assert [steps.read(steps.replay(engine)).engine for engine in steps.FURTHER_ENGINES] == [
+        "cpu",
+        "history",
+    ]
+
+
+@pytest.mark.parametrize("by_magic", [True, False])
+@pytest.mark.parametrize("lost", [[], ["model"]])
+@pytest.mark.parametrize("kept", [[], ["texts", "tok"]])
+def test_what_a_restart_loses_and_keeps_is_known_again(
+    by_magic: bool, lost: list[str], kept: list[str]
+) -> None:
+    step = steps.restart("Kernel > Restart", by_magic, steps.foretold(lost, kept))
+    assert steps.read(step).given_back == ", ".join(kept)
+    assert steps.read(step).foretells is bool(lost or kept)
+    assert steps.once_restarted(step) == (
+        "%assertdoc restore    gives back texts, tok" if kept else ""
+    )
+    plain = steps.read(steps.restart("Kernel > Restart", by_magic))
+    assert not plain.foretells and not plain.given_back
+
+
 def test_what_is_asked_before_the_restart() -> None:
     step = "%assertdoc restart    lost: model. After it %assertdoc restore gives back texts, tok"
     forewarn = 'the page will say "appears to have died"'
@@ -893,3 +943,38 @@ def test_report_and_controls_in_a_kernel(monkeypatch: pytest.MonkeyPatch) -> Non
     assert ended[:2] == [["loss(y - 1)", "restart"], [True] * 5] and "restarting" in ended[2]
     assert failed[0] == [["Restart the kernel", False]] and "restart: no &lt;b&gt;" in failed[1]
     assert name == "Cell"  # what a screen reader calls the text area
+
+
+LONG = {  # codes, and how they are laid out in 40 columns
+    "assert bool((x >= 0).all()), 'more than one row of text'": [
+        "assert bool((x >= 0).all()), \\",
+        "    'more than one row of text'",
+    ],
+    "rows = [row[: 512] for row in rows if len(row) > 1]": [
+        "rows = [row[: 512] for row in rows if",
+        "    len(row) > 1]",
+    ],
+    "    assert tokenizer.vocabulary.size(first_of_all) == 5": [
+        "    assert tokenizer.vocabulary.size(",
+        "        first_of_all) == 5",
+    ],
+    "short = 1": ["short = 1"],
+}
+
+
+def test_code_is_broken_between_tokens_and_stays_the_same() -> None:
+    for code, rows in LONG.items():
+        assert wrap_code(code, 40) == rows
+        assert max(map(len, rows)) <= 40
+        assert ast.dump(ast.parse("\n".join(rows).strip())) == ast.dump(ast.parse(code.strip()))
+    assert wrap_code("+  x = 'one' + 'two'", 16, indent=7, backslash=False) == [
+        "+  x = 'one' +",
+        "       'two'",
+    ]
+    token = "'" + 60 * "w" + "'"
+    assert "".join(wrap_code(token, 40)).replace(" ", "") == token
+
+
+def test_further_findings_are_counted() -> None:
+    for count, said in ((6, "and 1 more finding\n"), (7, "and 2 more findings\n")):
+        assert said in report.text(replace(REPORT, other_findings=(FINDING,) * count))

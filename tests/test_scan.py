@@ -398,7 +398,7 @@ def step(*indices: int, loop: str = "for x, y in loader:") -> Step:
 
 
 def chosen(found: Report | None, namespace: dict[str, Any], expr: str = "", **more: Any) -> Any:
-    named = scan.evaluated(expr, namespace) if expr else None
+    named = scan.evaluated(expr, namespace, False) if expr else None
     return scan.scan_chosen(scan.range_of(found), namespace, named=named, **more)
 
 
@@ -457,8 +457,8 @@ def test_the_failing_loop_is_scanned_under_the_names_of_the_user():
     namespace = {"labels": labels, "loader": loader, "trainer": trainer, "_": loader}
     asked = of_finding(step=step())
 
-    assert chosen(asked, namespace, loop=scan.Loop(loader)).columns[0].name == "labels"
-    found = chosen(asked, namespace, loop=scan.Loop(None, trainer.train_data))
+    assert chosen(asked, namespace, loop=scan.FailedLoop(loader)).columns[0].name == "labels"
+    found = chosen(asked, namespace, loop=scan.FailedLoop(None, trainer.train_data))
     assert found.name == "trainer.train_data"
     assert chosen(asked, namespace).name == "loader"  # named by the loop's header
     other = of_finding(step=step(loop="for i, batch in enumerate(loader):"))
@@ -670,6 +670,28 @@ def test_what_is_on_the_dead_gpu_is_left_out_and_not_touched(dead):
     )
     assert "0:x is not LOW:HIGH, such as 0:10" in lines("%assertdoc scan x --range 0:x")
     assert "there are: images" not in lines("%assertdoc scan net")
+
+
+ON_THE_GPU = (
+    "on_gpu - 1|[on_gpu + 1]|on_gpu[1:]|on_gpu[on_gpu > 2]|on_gpu.cpu()|on_gpu.max()|"
+    "[int(v) for v in on_gpu]|{'a': labels, 'b': -on_gpu}|labels.cuda()|labels.to('cuda:0')|"
+    "torch.zeros(2, device='cuda')|net(images)|net.weight.argmax(1)|torch.stack([on_gpu])|x"
+)
+
+
+def test_an_expression_is_kept_from_the_dead_gpu(dead):
+    before = dead.value("calls_after_death()")
+    dead.run("x = [on_gpu][0]")
+    for expression in ON_THE_GPU.split("|"):
+        said = dead.run(f"%assertdoc scan {expression} --range 0:10")
+        assert said.error is None
+        assert "on the GPU, which" in said.text, expression
+    assert dead.value("calls_after_death()") == before
+    dead.run("seed = torch.get_rng_state()")
+    assert "values  9" in dead.run("%assertdoc scan torch.arange(10) - 0 --range 0:9").text
+    assert "is empty" not in dead.run("%assertdoc scan torch.randint(0, 9, (4,))").text
+    assert dead.value("torch.equal(seed, torch.get_rng_state())") is True
+    assert dead.value("calls_after_death()") == before
 
 
 def test_after_the_restart_the_range_is_still_known(dead):

@@ -12,7 +12,7 @@ import pytest
 import replays
 from kernels import Kernel, Outcome
 
-from nb_assertdoc.doctor.attempts import Kept, choose
+from nb_assertdoc.doctor.attempts import StoredReplay, choose
 from nb_assertdoc.errors import UsageError
 from nb_assertdoc.history import acts, bound_first, with_dependents, with_makers
 from nb_assertdoc.model import Edit, Environment, Fix, Order, Report, Source
@@ -251,7 +251,7 @@ def cell(count: int, source: str, cell_id: str | None = None) -> Source:
 
 LABELS, DATASET, LOOP_2 = "labels = load()", "data = list(labels)", "for y in data:\n    loss(y)"
 PAST = (cell(1, LABELS, "a"), cell(2, DATASET, "b"))
-KEPT = Kept(
+KEPT = StoredReplay(
     folder=None,  # type: ignore[arg-type]  # not read here
     order=Order(engine="ghost", real_floats=False, cell=cell(3, LOOP_2, "c"), sources=PAST),
     earlier=PAST,

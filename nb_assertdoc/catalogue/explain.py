@@ -79,7 +79,7 @@ def explain(text: str) -> str:
         return _lines(lines)
     if known := _named(asked):
         return _entries(known)
-    if seen := surface_of(text):
+    if seen := surface_of(text, asked=True):
         surface, match = seen
         return _wrapped([f"“{match[0]}”", surface.meaning, _NEXT, "More: why-late, try-except."])
     for surface in SURFACES:

@@ -121,11 +121,21 @@ NOT_OURS = (
 )
 
 
-def surface_of(text: str) -> tuple[Surface, re.Match[str]] | None:
-    """How `text` tells of a dead context, with the match; None when it does not."""
+# "failed to synchronize", "misaligned address": other programs have such errors, too.
+_OF_A_GPU = r"(?i)cuda|cublas|cudnn|cusolver|cusparse|cufft|nccl|\bhip|hsa_|miopen|rocm"
+
+
+def surface_of(text: str, asked: bool = False) -> tuple[Surface, re.Match[str]] | None:
+    """How `text` tells of a dead context, with the match; None when it does not.
+
+    A messenger's text must name the GPU's software, unless `asked`: a user says that it is its.
+    """
     for surface in SURFACES:
         match = re.search(surface.pattern, text)
-        if match and (surface.messenger is None or not re.search(NOT_OURS, text)):
+        if match is None:
+            continue
+        of_gpu = asked or re.search(_OF_A_GPU, text)
+        if surface.messenger is None or (of_gpu and not re.search(NOT_OURS, text)):
             return surface, match
     return None
 

@@ -35,7 +35,6 @@ EXIT_CODES = (
     "demo: 0 the diagnosis is the right one; 1 it is not. "
     "check: 0 nothing suspicious was found; 1 something was."
 )
-ENGINES = ("ghost", "cpu", "history")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -323,6 +322,8 @@ def _add_notebook(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replay(parser: argparse.ArgumentParser, timeout: str) -> None:
+    from nb_assertdoc.model import ENGINES
+
     parser.add_argument("--engine", choices=ENGINES, help="how to replay (default: as needed)")
     parser.add_argument("--timeout", type=_seconds, metavar="S", help=timeout)
 

@@ -33,7 +33,7 @@ class Place(NamedTuple):
     path: Path
 
 
-class Record(NamedTuple):
+class UndoRecord(NamedTuple):
     """What `enable` found and did."""
 
     before: str | None  # the file's text; None: there was none
@@ -166,7 +166,7 @@ def enable(path: Path) -> bool:
     try:
         made = _make_folders(path.parent)
         folders = list(dict.fromkeys([*(old.folders if old else []), *made]))
-        record = Record(before, _digest(text), folders)
+        record = UndoRecord(before, _digest(text), folders)
         _replace(path.with_name(RECORD), json.dumps(record._asdict(), indent=1), mode=0o600)
         _replace(path, text)
     except OSError as error:
@@ -237,10 +237,10 @@ def _has_extensions(file: Path) -> bool:
     return False
 
 
-def _record(path: Path) -> Record | None:
+def _record(path: Path) -> UndoRecord | None:
     """The record of the last `enable`; one that cannot be read counts as none."""
     with contextlib.suppress(OSError, ValueError, TypeError):
-        return Record(**json.loads(path.with_name(RECORD).read_bytes()))
+        return UndoRecord(**json.loads(path.with_name(RECORD).read_bytes()))
     return None
 
 

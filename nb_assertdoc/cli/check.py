@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nb_assertdoc import restart
 
-from .readers import Card, Readers
+from .readers import GraphicsCard, Readers
 
 WIDTH = 100
 _INDENT = 12
@@ -189,7 +189,7 @@ def _cuda(readers: Readers) -> str | None:
 # ---- driver and cards
 
 
-def _cards(readers: Readers) -> tuple[tuple[Card, ...], str]:
+def _cards(readers: Readers) -> tuple[tuple[GraphicsCard, ...], str]:
     """The GPUs, and how they were read or, without any, why they could not be."""
     reasons = []
     ways = (("NVML", readers.cards), ("nvidia-smi", lambda: _smi_cards(readers)))
@@ -203,19 +203,19 @@ def _cards(readers: Readers) -> tuple[tuple[Card, ...], str]:
     return (), "; ".join(reasons)
 
 
-def _smi_cards(readers: Readers) -> tuple[Card, ...]:
+def _smi_cards(readers: Readers) -> tuple[GraphicsCard, ...]:
     return tuple(map(_smi_card, readers.command(*_SMI).strip().splitlines()))
 
 
-def _smi_card(row: str) -> Card:
+def _smi_card(row: str) -> GraphicsCard:
     cells = [cell.strip() for cell in row.rsplit(",", 3)]
     if len(cells) != 4:
         raise OSError(f"nvidia-smi: {row}")
     since_start, ever = (int(cell) if cell.isdigit() else None for cell in cells[2:])
-    return Card(cells[0], cells[1], since_start, ever)
+    return GraphicsCard(cells[0], cells[1], since_start, ever)
 
 
-def _driver(readers: Readers, cards: tuple[Card, ...]) -> str | None:
+def _driver(readers: Readers, cards: tuple[GraphicsCard, ...]) -> str | None:
     if cards:
         return cards[0].driver
     try:
@@ -225,7 +225,9 @@ def _driver(readers: Readers, cards: tuple[Card, ...]) -> str | None:
     return found[1] if found else None
 
 
-def _gpu(cards: tuple[Card, ...], how: str, driver: str | None, cuda: str | None) -> Iterator[Item]:
+def _gpu(
+    cards: tuple[GraphicsCard, ...], how: str, driver: str | None, cuda: str | None
+) -> Iterator[Item]:
     if driver is None:
         yield Item("GPU", f"no NVIDIA driver was found, so no card to suspect ({how})")
         return
@@ -246,7 +248,9 @@ def _gpu(cards: tuple[Card, ...], how: str, driver: str | None, cuda: str | None
         yield Item("GPU", f"the cards cannot be listed: {how}")
 
 
-def _known_bad(readers: Readers, cards: tuple[Card, ...], driver: str | None) -> Iterator[Item]:
+def _known_bad(
+    readers: Readers, cards: tuple[GraphicsCard, ...], driver: str | None
+) -> Iterator[Item]:
     torch = readers.installed("torch") or ""
     reports = [
         *(bad for bad in BAD_DRIVERS if re.fullmatch(bad.pattern, driver or "")),
@@ -308,7 +312,7 @@ def _reason(error: OSError, what: str) -> str:
     return said if what in said else f"{what}: {said}"
 
 
-def _ecc(cards: tuple[Card, ...], how: str) -> Iterator[Item]:
+def _ecc(cards: tuple[GraphicsCard, ...], how: str) -> Iterator[Item]:
     if not cards:
         yield Item("ECC", f"the cards' error counters cannot be read here: {how}")
         return

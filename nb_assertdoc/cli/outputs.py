@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from pathlib import Path
 
 from nb_assertdoc.errors import UsageError
+from nb_assertdoc.files import check_writable
 
 
 def check(options: argparse.Namespace) -> None:
@@ -20,23 +20,9 @@ def check(options: argparse.Namespace) -> None:
             hint = "; --inplace writes it" if (name, other) == ("output", "the input") else ""
             raise UsageError(f"--{name} {path}: this file is {other}{hint}")
         taken[path.resolve()] = f"--{name}, too"
-        _check_writable(f"--{name}", path)
+        check_writable(path, f"--{name}")
     if options.inplace:
-        _check_writable("--inplace", options.notebook)
-
-
-def _check_writable(option: str, path: Path) -> None:
-    if path.is_dir():
-        raise UsageError(f"{option} {path}: this is a folder, not a file")
-    if not path.parent.is_dir():
-        raise UsageError(f"{option} {path}: there is no folder {path.parent}")
-    try:
-        if path.exists():
-            path.open("ab").close()
-        else:
-            tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise UsageError(f"{option} {path}: cannot be written ({error.strerror})") from error
+        check_writable(options.notebook, "--inplace")
 
 
 def write(path: Path, text: str) -> None:

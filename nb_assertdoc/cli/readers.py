@@ -23,7 +23,7 @@ _SECONDS = 20  # a driver in trouble lets its tools hang
 
 
 @dataclass(frozen=True)
-class Card:
+class GraphicsCard:
     """One GPU. The counters are uncorrected ECC errors; None where the card has no ECC."""
 
     name: str
@@ -86,7 +86,7 @@ def command(*words: str) -> str:
     return done.stdout.decode(errors="replace")
 
 
-def nvml_cards() -> tuple[Card, ...]:
+def nvml_cards() -> tuple[GraphicsCard, ...]:
     """The GPUs by NVML, which is not CUDA and works beside a dead context."""
     try:
         import pynvml
@@ -102,7 +102,7 @@ def nvml_cards() -> tuple[Card, ...]:
         raise OSError(f"NVML: {error}") from error
 
 
-def _nvml_cards(pynvml: Any) -> Iterator[Card]:
+def _nvml_cards(pynvml: Any) -> Iterator[GraphicsCard]:
     driver = _text(pynvml.nvmlSystemGetDriverVersion())
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
@@ -113,7 +113,7 @@ def _nvml_cards(pynvml: Any) -> Iterator[Card]:
                 counts.append(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, which))
             except pynvml.NVMLError:  # most cards for games have no ECC
                 counts.append(None)
-        yield Card(_text(pynvml.nvmlDeviceGetName(handle)), driver, *counts)
+        yield GraphicsCard(_text(pynvml.nvmlDeviceGetName(handle)), driver, *counts)
 
 
 def _text(answer: bytes | str) -> str:
@@ -181,7 +181,7 @@ class Readers:
     torch_build: Callable[[], str] = torch_build
     file: Callable[[str], str] = file
     command: Callable[..., str] = command
-    cards: Callable[[], tuple[Card, ...]] = nvml_cards
+    cards: Callable[[], tuple[GraphicsCard, ...]] = nvml_cards
     kernel: Callable[[], Kernel] = fresh_kernel
     folder_mode: Callable[[], int] = folder_mode
     autoload: Callable[[], tuple[list[str], list[str]]] = autoload

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from dataclasses import dataclass
 from typing import Any
 
 from nb_assertdoc.catalogue import Surface, fold, parse, surface_of, surface_of_code
 from nb_assertdoc.model import AssertLine
+
+from .origin import cuda_started
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,8 @@ class Sighting:
 
     `exception` and `message` are empty when only the driver's lines tell of it (an error that user
     code swallowed). `certain` is False when only a `messenger` such as cuBLAS says so, which can
-    have other reasons. `error` is held strongly: keep the sighting only as long as it is needed.
+    have other reasons. `of_child`: another process's error, handed on as text. `error` is held
+    strongly: keep the sighting only as long as it is needed.
     """
 
     error: BaseException | None
@@ -27,6 +31,7 @@ class Sighting:
     assert_lines: tuple[AssertLine, ...] = ()
     certain: bool = True
     rank: int | None = None
+    of_child: bool = False
 
 
 def recognise(error: BaseException | None, lines: str = "") -> Sighting | None:
@@ -40,7 +45,8 @@ def recognise(error: BaseException | None, lines: str = "") -> Sighting | None:
     news = [(one, surface) for one in chain if (surface := _surface(one)) is not None]
     if not news:
         return _from_lines(printed, lines)
-    first, surface = news[0]
+    own = [one for one in news if not _of_child(one[0])]
+    first, surface = (own or news)[0]
     text = _text(first)
     # A re-raise from another thread or process carries its traceback, with the error inside.
     inner = recognise_text(text) if "Traceback (most recent call last)" in text else None
@@ -52,9 +58,16 @@ def recognise(error: BaseException | None, lines: str = "") -> Sighting | None:
         error_code=_code(first),
         messenger=surface.messenger,
         assert_lines=printed,
-        certain=bool(printed) or any(each.messenger is None for _, each in news),
+        certain=bool(printed) or any(each.messenger is None for _, each in own or news),
         rank=_rank(text, len(text)),
+        of_child=not own,
     )
+
+
+def recognise_own(error: BaseException | None) -> Sighting | None:
+    """As `recognise`; None also where the context that died cannot be one of this process."""
+    found = recognise(error)
+    return found if found is not None and not found.of_child and cuda_started() else None
 
 
 def _chain(error: BaseException) -> list[BaseException]:
@@ -78,14 +91,39 @@ _ARGS: Any = BaseException.__dict__["args"]
 _LONGEST = 200_000  # characters at each end of a text that are read
 
 
-def _text(error: BaseException) -> str:
-    """The strings of an exception. Not `str(error)`: it may format a CUDA tensor."""
-    own = object.__getattribute__(error, "__dict__")  # of a failed subprocess
+def _text(error: BaseException, printed: bool = True) -> str:
+    """The strings of an exception. Not `str(error)`: it may format a CUDA tensor.
+
+    `printed`: with what a failed subprocess has printed.
+    """
     # Not `error.args`: a class of the user's may have a property by that name.
-    parts = [*_ARGS.__get__(error), own.get("stderr"), own.get("output")]
+    parts: list[Any] = list(_ARGS.__get__(error))
+    if printed:
+        own = object.__getattribute__(error, "__dict__")
+        parts += [own.get("stderr"), own.get("output")]
     parts = [part.decode(errors="replace") if isinstance(part, bytes) else part for part in parts]
     texts = [str.__str__(part) for part in parts if isinstance(part, str)]
     return "\n".join(t if len(t) <= 2 * _LONGEST else t[:_LONGEST] + t[-_LONGEST:] for t in texts)
+
+
+# Classes whose text is the error of another process: of pools (the cause of what they raise),
+# `torch.multiprocessing`, `torchrun`, and other kernels.
+_CHILDRENS = set(
+    "RemoteTraceback _RemoteTraceback ProcessRaisedException ChildFailedError CellExecutionError "
+    "PapermillExecutionError".split()
+)
+_IN_CHILD = re.compile(r"\bin DataLoader worker process \d|^-- Process \d+ terminated", re.M)
+
+
+def _of_child(error: BaseException) -> bool:
+    """Another process met this error, and this one handed it on."""
+    if isinstance(error, subprocess.SubprocessError):
+        return True
+    if {type(error).__name__, type(error.__cause__).__name__} & _CHILDRENS:
+        return True
+    raised = _text(error, printed=False)
+    printed = surface_of(raised) is None and surface_of(_text(error)) is not None
+    return printed or _IN_CHILD.search(raised) is not None
 
 
 def _code(error: BaseException) -> int | None:

@@ -56,6 +56,13 @@ def _adopt(view: torch.Tensor, device: torch.device) -> None:
         base.__dict__[TAG] = device
 
 
+@functools.cache
+def _composite(func: Any) -> bool:
+    """The operator is a function of other operators on every device: they tell what it does."""
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+
 class TagMode(TorchDispatchMode):
     """Gives each result of an operator the tag of its arguments, or of the device asked for."""
 
@@ -63,6 +70,9 @@ class TagMode(TorchDispatchMode):
         kwargs = kwargs or {}
         if thread.raw:
             return func(*args, **kwargs)
+        if _composite(func):  # of `inference_mode`, where no autograd takes it apart before
+            with self:
+                return func.decompose(*args, **kwargs)
         device, loose, tensors = _owner((*args, *kwargs.values()) if kwargs else args)
         name = func._schema.name.removeprefix("aten::")
         wanted = kwargs.get("device")

@@ -129,7 +129,7 @@ def install() -> None:
     def set_accelerator_stream(stream: Any) -> None:
         pass
 
-    for owner in (torch.cuda, torch.cuda.streams):
+    for owner in (torch.cuda, torch.cuda.streams, torch):  # `torch.Stream` is any accelerator's
         for kind in (Stream, ExternalStream, Event):
             patch(owner, kind.__name__, kind)
     for replacement in (current_stream, default_stream, stream, set_stream, StreamContext):

@@ -14,7 +14,18 @@ import msgspec
 from nb_assertdoc import catalogue
 from nb_assertdoc.model import Cause, Crash, Fix, Observed
 
-from . import arguments, categories, indices, labels, masks, positions, tables, values
+from . import (
+    arguments,
+    categories,
+    graphs,
+    indices,
+    labels,
+    masks,
+    positions,
+    sentinels,
+    tables,
+    values,
+)
 from .driver import contradiction
 from .facts import Facts
 from .fixes import to_paste
@@ -36,10 +47,12 @@ RULES: tuple[Rule, ...] = (
     *values.RULES,
     *arguments.RULES,
     *labels.RULES,
+    *sentinels.RULES,
     *masks.RULES,
     *positions.RULES,
     *tables.RULES,
     *categories.RULES,
+    *graphs.RULES,
     *indices.RULES,
 )
 
@@ -58,7 +71,7 @@ def diagnose(observed: Observed, crash: Crash | None = None) -> tuple[Cause, tup
     cause = Cause(
         key=rule.key,
         title=match.title or rule.title,
-        explanation=match.explanation,
+        explanation=re.sub(r"^[a-z]+(?=[ ,])", lambda m: m[0].capitalize(), match.explanation),
         because=(*facts.measured(), *match.because),
     )
     fixes = (msgspec.structs.replace(f, code=to_paste(facts, f.code)) for f in match.fixes)

@@ -116,7 +116,7 @@ def argument(facts: Facts) -> Match | None:
     return Match(
         score=90,
         title=demand.title,
-        explanation=f"`{facts.name}` holds {facts.found}. {demand.must}",
+        explanation=f"{facts.called} holds {facts.found}. {demand.must}",
         because=(f"the call has {finding.table}",) if finding.table else (),
         fixes=(
             Fix(

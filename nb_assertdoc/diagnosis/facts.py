@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import math
 import re
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nb_assertdoc.model import Crash, Number, Observed, Values
+
+from .reading import Reading, bound
 
 SUMS = frozenset({"scatter_add", "scatter_reduce", "index_add", "index_reduce"})
 LOSSES = frozenset(
@@ -79,27 +80,6 @@ def spell(values: Sequence[Number], distinct: int | None = None) -> str:
     if total > 4:
         return f"{', '.join(map(str, shown[:3]))} ... {shown[-1]} ({total:,} distinct)"
     return " and ".join(filter(None, [", ".join(map(str, shown[:-1])), *map(str, shown[-1:])]))
-
-
-def _bound(cell: str) -> set[str]:
-    """The names that the code binds outside functions and classes."""
-    plain = re.sub(r"^([ \t]*)[%!].*$", r"\1pass", cell, flags=re.MULTILINE)
-    try:
-        nodes: list[ast.AST] = list(ast.parse(plain).body)
-    except (SyntaxError, ValueError):
-        return set()
-    found: set[str] = set()
-    for node in nodes:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
-            continue
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            found.add(node.id)
-        elif isinstance(node, ast.alias):
-            found.add((node.asname or node.name).partition(".")[0])
-        if not isinstance(node, ast.Lambda | ast.ListComp | ast.DictComp | ast.SetComp):
-            nodes += ast.iter_child_nodes(node)
-    return found
 
 
 @dataclass(frozen=True)
@@ -256,6 +236,11 @@ class Facts:
         frames = (f"{p.function or ''}\n{p.source}" for p in places)
         return "\n".join((*self.observed.sources, *frames))
 
+    @cached_property
+    def reading(self) -> Reading:
+        """The cells, to be searched for calls and for what names stand for."""
+        return Reading(self.observed.sources)
+
     @property
     def classes(self) -> str:
         """The number of classes as words: "5 classes"."""
@@ -280,7 +265,7 @@ class Facts:
             *((p.function or "").split("(")[0] for p in places),
             *(p.source for p in places),
             self.observed.data_name,
-            step.loop if step else None,
+            *((step.loop, step.of_data.loop) if step else ()),
         )
         lines = (found for text in told if "train" not in (found := words(text)))
         passes = (HELD_OUT[word] for found in lines for word in HELD_OUT if word in found)
@@ -294,18 +279,22 @@ class Facts:
         found = {name for text in own for name in re.findall(r"[A-Za-z_]\w*", text or "")}
         found |= {re.split(r"\W", v.name)[0] for v in observed.variables} | {"torch"}
         for text in observed.sources:
-            found |= _bound(text)
+            found |= bound(text)
         return frozenset(found)
 
     # ---- words for the report
 
     @property
-    def name(self) -> str:
-        """The user's own words for the index, without backticks; else the operator's parameter."""
+    def called(self) -> str:
+        """The user's own words for the index, in backticks; else what it is, not a library's."""
         own = (self.observed.index_expression or "").strip()
         if own and len(own) <= 40 and "\n" not in own:
-            return own
-        return "labels" if self.op in LOSSES else self.observed.finding.argument
+            return f"`{own}`"
+        argument = self.observed.finding.argument
+        if self.op in LOSSES:
+            return "the target"
+        indexes = self.op in TABLES or argument in ("index", "indices")
+        return "the index" if indexes else f"the argument `{argument}`"
 
     @property
     def table(self) -> str:
@@ -323,7 +312,19 @@ class Facts:
             return NO_RANGE.get(self.op, "finite and not negative")
         if bound.high_inclusive:
             return f"[{bound.low:g}, {bound.high:g}]"
-        return f"{self.low}..{int(bound.high) - 1}"
+        return f"{0 if self.wraps else self.low}..{int(bound.high) - 1}"
+
+    @property
+    def wraps(self) -> bool:
+        """Negative indices count from the end; few who index mean to use them."""
+        return self.low is not None and self.low < 0 and self.low == -(self.high or 0)
+
+    @property
+    def lowest(self) -> int:
+        """Where an assertion begins: below 0 only where the user's valid values do."""
+        low = self.low or 0
+        known = (*self.seen.distinct, self.seen.minimum)
+        return low if any(isinstance(v, int | float) and low <= v < 0 for v in known) else 0
 
     @property
     def found(self) -> str:
@@ -337,23 +338,37 @@ class Facts:
         whose = "so far" if self.seen is observed.data else "of the call"
         whose = f"of {observed.data_name}" if observed.data_name and whose == "so far" else whose
         outside = f"not {self.valid}" if finding.bound is None else f"outside {self.valid}"
+        if self.wraps and self.lowest < 0:
+            outside = f"outside {self.lowest}..{(self.high or 0) - 1}"
         if finding.bound is not None and finding.margin is None and not self.strange:
             outside = "against the operator's rule"  # in range, but decreasing for example
-        sentences = [
-            f"{finding.bad_count:,} of {finding.total:,} values in the call {outside}: {self.found}"
-        ]
+        many = f"{finding.bad_count:,} of {finding.total:,} values"
+        many = "the only value" if finding.total == 1 else many
+        sentences = [f"{many} in the call {outside}: {self.found}"]
         ends = (self.seen.minimum, self.seen.maximum)
         if all(isinstance(v, int | float) and math.isfinite(v) for v in ends):
-            sentences.insert(0, self._range(self.seen, f"`{self.name}` {whose}"))
+            sentences.insert(0, self._range(self.seen, f"{self.called} {whose}"))
         if finding.step is not None and finding.step.split:
-            sentences.append(f"it is in the {finding.step.split} pass: `{finding.step.loop}`")
+            loop = finding.step.of_data.loop
+            sentences.append(f"it is in the {finding.step.split} pass: `{loop}`")
         return sentences
 
     def _range(self, values: Values, whose: str) -> str:
-        unit = "rows" if len(self.observed.shape) == 1 and self.observed.data_name else "values"
-        text = f"the values of {whose} run from {values.minimum} to {values.maximum}"
-        text += "; 0 never occurs" if self.starts_at_one else ""
-        return f"{text} ({values.count:,} {unit})"
+        unit = "row" if len(self.observed.shape) == 1 and self.observed.data_name else "value"
+        ends = [values.minimum, values.maximum]
+        if "int" in self.observed.dtype:  # the data may hold them as floats: 41.0
+            ends = [int(v) if isinstance(v, float) and v.is_integer() else v for v in ends]
+        if values.count == 1:
+            return f"the only value of {whose} is {ends[0]}"
+        if ends[0] == ends[1]:
+            return f"all {values.count:,} {unit}s of {whose} are {ends[0]}"
+        others = ""
+        kept = [v for v in values.distinct if v != self.ignore]
+        if self.ignore in ends and kept and len(values.distinct) == values.distinct_count:
+            ends, others = [kept[0], kept[-1]], f" and {self.ignore}, which is ignored"
+        text = f"the values of {whose} run from {ends[0]} to {ends[1]}{others}"
+        text += "; 0 never occurs" if self.starts_at_one and not others else ""
+        return f"{text} ({values.count:,} {unit}s)"
 
     def longer(self, pattern: str) -> list[str]:
         """The user's containers with a matching name and more entries than the valid range."""
@@ -370,10 +385,16 @@ class Facts:
         ]
         return [(name, int(size[1])) for name, size in sized if size]
 
+    def counts(self, pattern: str, least: int) -> dict[str, int]:
+        """The user's numbers with a matching name, from `least` on."""
+        found = {
+            v.name: int(v.value)
+            for v in self.observed.variables
+            if v.value.isdecimal() and re.search(pattern, v.name, re.IGNORECASE)
+        }
+        return {name: value for name, value in found.items() if value >= least}
+
     def sizes(self, pattern: str) -> list[str]:
         """The user's variables with a matching name that hold the size of the valid range."""
-        return [
-            f"`{v.name}` is {v.value}"
-            for v in self.observed.variables
-            if v.value == str(self.high) and re.search(pattern, v.name, re.IGNORECASE)
-        ]
+        high = -1 if self.high is None else self.high
+        return [f"`{n}` is {v}" for n, v in self.counts(pattern, high).items() if v == high]

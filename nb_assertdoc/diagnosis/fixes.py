@@ -72,6 +72,20 @@ def keep(name: str, high: int | None, ignore: int | None = None, low: int = 0) -
     return f"assert {inside}, 'outside {low}..{high - 1}'"
 
 
+def keep_rows(facts: Facts, name: str, need: int) -> str:
+    """The assertion for a table that has got `need` rows.
+
+    One batch does not tell how many are needed: the number is then read from the table itself.
+    """
+    own = facts.observed.table_expression or ""
+    of_batch = not facts.whole and need <= int(max(facts.bad)) + 1
+    made = (facts.observed.finding.module_type or "").startswith("Embedding")
+    if not of_batch or not made or not re.fullmatch(CHAIN, own):
+        return keep(name, need)
+    inside = f"int({name}.min()) >= 0 and int({name}.max()) < {own}.num_embeddings"
+    return f"assert {inside}, 'no such row'"
+
+
 def keep_labels(facts: Facts, high: int | None = None, changed: str = "{}") -> str:
     """The assertion for a loss's target: `ignore_index` is let through where it is in use.
 
@@ -79,8 +93,9 @@ def keep_labels(facts: Facts, high: int | None = None, changed: str = "{}") -> s
     """
     ignore = facts.ignore
     used = ignore is not None and (ignore != -100 or ignore in facts.seen.distinct)
-    name = after(name_of(facts, "labels"), changed)
-    return keep(name, high or facts.high, ignore if used else None)
+    name, high = after(name_of(facts, "labels"), changed), high or facts.high
+    within = used and ignore is not None and high is not None and 0 <= ignore < high
+    return keep(name, high, ignore if used and not within else None)
 
 
 def after(name: str, changed: str) -> str:
@@ -119,3 +134,10 @@ def edit_line(
     place = facts.observed.finding.location
     cell = place.cell_id if place.source.strip() == hits[0] else None
     return Edit(cell_id=cell, old=hits[0], new=re.sub(pattern, new, hits[0]))
+
+
+def edit_ignored(facts: Facts, mark: int) -> Edit | None:
+    """The edit that makes the failing nn.CrossEntropyLoss() ignore `mark`."""
+    if facts.observed.finding.module_type != "CrossEntropyLoss":
+        return None  # a function, or the model's own loss: the line would be another loss's
+    return edit_line(facts, r"CrossEntropyLoss\(\)", f"CrossEntropyLoss(ignore_index={mark})")

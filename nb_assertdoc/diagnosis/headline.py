@@ -5,6 +5,8 @@ from __future__ import annotations
 from nb_assertdoc.model import Cause, Observed
 
 from .facts import LOSSES, TABLES, Facts
+from .indices import PLAIN, from_end
+from .positions import first_position
 from .values import spell_strange
 
 # Cause key -> what one value is called.
@@ -26,6 +28,7 @@ NOUNS = {
     "time_feature_ge_table": "Value",
     "action_index_out_of_range": "Action",
     "node_index_ge_num_nodes": "Node",
+    "group_id_ge_num_groups": "Group",
 }
 PLURALS = {"Index": "Indices", "Class": "Classes"}
 
@@ -36,7 +39,7 @@ def headline(observed: Observed, cause: Cause) -> str:
     "Label 5 does not exist: the loss has 5 classes, 0..4."
     """
     facts, finding = Facts(observed), observed.finding
-    if finding.op == "multinomial" and cause.key == "multinomial_nan_inf_neg":
+    if finding.op == "multinomial" and cause.key in {"multinomial_nan_inf_neg", "nan_inf_in_data"}:
         return (
             f"Sampling got {spell_strange(facts)} as a probability ({finding.bad_count:,} of "
             f"{finding.total:,})."
@@ -52,9 +55,12 @@ def headline(observed: Observed, cause: Cause) -> str:
         span = f"{ends[0]:.4g} to {ends[-1]:.4g}" if len(ends) > 1 else facts.found
         return f"{finding.op} got {many} that are not {wanted}: {span}."
     noun, several = NOUNS.get(cause.key, "Index"), finding.distinct_bad > 1
+    if noun == "Symbol id" and "speaker" in cause.title:
+        noun = "Speaker id"
     if cause.key == "position_ge_max" and facts.bad:
         first, last = facts.bad[0], observed.values.maximum
-        need = f", this batch needs {observed.values.minimum}..{last}" if last is not None else ""
+        start = first_position(facts) if facts.arange_like else observed.values.minimum
+        need = f", this batch needs {start}..{last}" if last is not None else ""
         rows = f"0..{(facts.high or 1) - 1}"
         return f"Position {first} does not exist: the position table has rows {rows}{need}."
     subject = (
@@ -64,11 +70,17 @@ def headline(observed: Observed, cause: Cause) -> str:
     return f"{subject}: {_range(facts, cause.key)}."
 
 
+def _are(number: int | None, noun: str) -> str:
+    return f"is 1 {noun}" if number == 1 else f"are {number} {noun}s"
+
+
 def _range(facts: Facts, key: str) -> str:
     high, valid = facts.high, facts.valid
     classes = facts.classes
     if key == "node_index_ge_num_nodes":
-        return f"there are {high} nodes, {valid}"
+        return f"there {_are(high, 'node')}, {valid}"
+    if key == "group_id_ge_num_groups":
+        return f"there {_are(high, 'group')}, {valid}"
     if key == "action_index_out_of_range":
         return f"there are {high} actions, {valid}"
     if key == "label_position_ge_sequence":
@@ -80,4 +92,5 @@ def _range(facts: Facts, key: str) -> str:
     if facts.op in TABLES:
         return f"{facts.table} has row{'' if high == 1 else 's'} {'0' if high == 1 else valid}"
     tensor = facts.table.replace("the table", "the tensor")
+    valid = from_end(facts) if key in PLAIN else valid
     return f"{tensor} has size {high} there, valid is {valid}"

@@ -11,11 +11,8 @@ from .fixes import MINUS_1, after, edit_index, keep, name_of
 from .rule import Match, Rule
 
 ACTION = vocabulary("action actions act acts a_t action_batch actions_batch")
-NODE = vocabulary(
-    "edge edges edge_index node nodes neighbor neighbors neighbour neighbours adj senders receivers"
-)
-ENDS = vocabulary("src dst row col head tail source")
-KIND = r"(node|edge)_(type|attr|feat|label|class)"  # what it is, not which one
+# Causes of plain indexing: what counts from the end is valid there, too.
+PLAIN = frozenset({"negative_index", "index_internal_oob", "index_out_of_bounds"})
 PICTURE = vocabulary("batch_idx batch_index batch_id img_idx image_id image_idx image_index img_id")
 
 
@@ -38,7 +35,7 @@ def action(facts: Facts) -> Match | None:
     if not (facts.indexes or facts.op in {"one_hot", *TABLES}):
         return None
     high, name = facts.high, name_of(facts, "actions")
-    from_one = facts.only_high and facts.smallest is not None and facts.smallest >= 1
+    from_one = facts.only_high and facts.starts_at_one and facts.largest == high
     why = (
         "the actions are numbered from 1, the outputs from 0"
         if from_one
@@ -47,7 +44,7 @@ def action(facts: Facts) -> Match | None:
     edit = edit_index(facts, MINUS_1) if from_one else None
     return Match(
         score=82,
-        explanation=f"Action {facts.found} in `{facts.name}`, but there are {high} actions, "
+        explanation=f"Action {facts.found} in {facts.called}, but there are {high} actions, "
         f"{facts.valid}: {why}.",
         because=tuple(facts.sizes("act|num|n_")),
         fixes=(
@@ -64,54 +61,13 @@ def action(facts: Facts) -> Match | None:
     )
 
 
-def node_index(facts: Facts) -> Match | None:
-    if not (facts.indexes or facts.op in TABLES) or not facts.bad:
-        return None
-    if facts.op in TABLES and any(re.search(KIND, name) for name in facts.names):
-        return None
-    finding = facts.observed.finding
-    graph = facts.graph or "Conv" in (finding.module_type or "")
-    hidden = facts.indexes and facts.observed.index_expression is None
-    # Rows picked by one end of the edges are added up by the other.
-    messages = facts.mentions(r"\b(nodes?|edges?|neighbou?rs?)\b") and re.search(
-        r"(index_add|scatter_(add|reduce|mean|sum))_?\(.*\w\[", finding.location.source
-    )
-    summed = facts.op == "scatter" or facts.sums
-    if NODE & facts.names:
-        score = 81
-    elif graph and (ENDS & facts.names or hidden):
-        score = 74
-    elif (graph and summed) or messages:
-        score = 70
-    else:
-        return None
-    high, name = facts.high, name_of(facts, "edge_index")
-    return Match(
-        score=score,
-        explanation=f"The edges name node {facts.found}, but there are {high} nodes "
-        f"({facts.valid}). Nodes were removed or renumbered and the edges still carry the old "
-        "numbers, or numbering starts at 1.",
-        because=(
-            *facts.sizes("node|num|n_"),
-            "smaller numbers are in range and may silently name the wrong node",
-        ),
-        fixes=(
-            Fix(
-                title="Renumber the edges after nodes were dropped",
-                explanation="Map old numbers to new ones (a dict, or "
-                "torch_geometric.utils.subgraph with relabel_nodes=True) and drop edges of "
-                "removed nodes.",
-                code=keep(name, high),
-            ),
-            Fix(
-                title="Or keep all nodes, if the features are incomplete",
-                explanation="The number of feature rows must be at least the largest node "
-                "number plus one.",
-                code=f"assert {facts.observed.table_expression or 'x'}.size(0) > "
-                f"int({name}.max()), 'fewer feature rows than nodes'",
-            ),
-        ),
-    )
+def fits(facts: Facts) -> dict[int, int]:
+    """The other dimensions of the indexed tensor that hold every value, with their sizes."""
+    sizes, largest = facts.observed.input_shape, facts.largest
+    told = re.search(r"of dimension (\d+)$", facts.observed.finding.table or "")
+    if told is None or largest is None or not facts.too_large or facts.bad[0] < 0:
+        return {}
+    return {d: size for d, size in enumerate(sizes) if size > largest and d != int(told[1])}
 
 
 def _own(facts: Facts) -> bool:
@@ -127,25 +83,22 @@ def _own(facts: Facts) -> bool:
 def negative(facts: Facts) -> Match | None:
     if not facts.all_negative or (facts.op not in TABLES and not facts.indexes):
         return None
-    high = facts.high
-    wraps = facts.low is not None and facts.low < 0
+    high, marked = facts.high, -100 in facts.bad
     rule = (
         f"here -1 counts from the end, but not beyond {facts.low}"
-        if wraps
+        if facts.wraps
         else "here -1 does not count from the end"
     )
     return Match(
         score=46,
-        explanation=f"`{facts.name}` holds {facts.found}; {rule}. Negative values often mark "
+        explanation=f"{facts.called} holds {facts.found}; {rule}. Negative values often mark "
         "padding or 'nothing found' (-1, -100).",
         fixes=(
             Fix(
                 title="Replace or leave out negative entries before the call",
-                explanation="Mask them, or map them to a valid row (padding_idx) first; -100 "
-                "is a label that losses ignore, never an input id.",
-                code=keep(
-                    name_of(facts, "index"), high, low=facts.low if wraps and facts.low else 0
-                ),
+                explanation="Mask them, or map them to a valid row (padding_idx) first."
+                + (" -100 marks what a loss leaves out; no index may be it." if marked else ""),
+                code=keep(name_of(facts, "index"), high, low=facts.lowest),
             ),
         ),
     )
@@ -198,19 +151,35 @@ def internal(facts: Facts) -> Match | None:
     )
 
 
+def from_end(facts: Facts) -> str:
+    """The valid range; of plain indexing with what counts from the end."""
+    return f"{facts.valid} (or {facts.low}..-1, from the end)" if facts.wraps else facts.valid
+
+
+def _elsewhere(facts: Facts) -> str:
+    """What the size next to the values tells: another dimension holds them, or it is one short."""
+    others = fits(facts)
+    if others and facts.op in {"index", "index_put"}:
+        told = " and ".join(f"dimension {d}, of size {size}" for d, size in others.items())
+        pair = re.search(r"\[.*,.*\]", facts.observed.finding.location.expression or "")
+        asked = ": are two indices swapped?" if pair else ": is the dimension the right one?"
+        return f" All values fit {told}{asked}"
+    return " One past the end: off by one, perhaps." if facts.only_high else ""
+
+
 def out_of_bounds(facts: Facts) -> Match | None:
     return Match(
         score=10,
-        explanation=f"`{facts.name}` holds {facts.found}; "
+        explanation=f"{facts.called} holds {facts.found}; "
         f"{facts.table.replace('the table', 'the tensor')} takes "
-        f"{facts.valid} there." + (" One past the end: off by one." if facts.only_high else ""),
+        f"{from_end(facts)} there." + _elsewhere(facts),
         because=tuple(facts.sizes("num|size|n_|len|max")),
         fixes=(
             Fix(
                 title="Correct the index or the size of the tensor",
                 explanation="Check where the index is computed: off by one, another dimension, "
                 "or indices of a tensor that was filtered or cut since.",
-                code=keep(name_of(facts, "index"), facts.high, low=min(facts.low or 0, 0)),
+                code=keep(name_of(facts, "index"), facts.high, low=facts.lowest),
             ),
         ),
     )
@@ -224,13 +193,6 @@ RULES = (
         "from 1, or another environment's actions, do not fit. Convert them when they are "
         "stored.",
         action,
-    ),
-    Rule(
-        "node_index_ge_num_nodes",
-        "An edge names a node that does not exist",
-        "Edges hold node numbers 0..n-1, n = rows of the features. After nodes were dropped, "
-        "edges must be renumbered; numbers that happen to be in range are silently wrong.",
-        node_index,
     ),
     Rule(
         "negative_index",

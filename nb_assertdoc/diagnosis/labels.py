@@ -6,10 +6,12 @@ import re
 
 from nb_assertdoc.model import Fix
 
-from .facts import LOSSES, TABLES, Facts, vocabulary
+from . import numbering
+from .facts import LOSSES, TABLES, Facts, vocabulary, words
 from .fixes import MINUS_1, after, edit_index, edit_line, keep, keep_labels, name_of
 from .indices import ACTION
 from .rule import Match, Rule
+from .sizes import edit_outputs, edit_size, outputs_size, rows_needed, set_in
 
 LABEL = vocabulary(
     "label labels lbl tcls lbls target targets class classes cls cls_id category_id y_true "
@@ -22,9 +24,11 @@ PLACE = r"^targets?_(idx|index|indices|pos|position|node)s?$"  # where, not whic
 OUTPUTS = vocabulary("class class_weights logits prob probs log_probs transitions emissions")
 COUNT = r"(?i)\b(\w*class(?:es)?|num_labels|n_labels)(\s*=\s*)"
 SPAN = vocabulary("start end starts ends span spans answer")
-ONES = r"\bscatter_?\(.*,\s*(value\s*=\s*)?1(\.0*)?\s*\)$"  # the constant 1 at each index
+HOT = vocabulary("onehot one_hot hot")
+ONES = (  # 1 at each index, in each row
+    r"\bscatter_?\((?!\s*(dim\s*=\s*)?0\b).*,\s*(value\s*=\s*)?1(\.0*)?\s*\)$"
+)
 SUBTRACT, SUBTRACT_EARLY = "Subtract 1 from the labels", "Subtract 1 where the labels are made"
-HALVED = "({} + 1) // 2"  # what an edit makes of the index
 MARKS = ((99,), (100,), (255,), (999,), (9999,))  # bad values that mean "no label"
 N_CLASSES = r"class|label|n_out|num_out|output"
 
@@ -52,11 +56,12 @@ def mask_words(facts: Facts) -> frozenset[str]:
     return facts.index_words & (MASK - {"seg", "segs"} if facts.sums else MASK)
 
 
-def _one_hot(facts: Facts) -> bool:
+def is_one_hot(facts: Facts) -> bool:
+    """A one-hot code is made of the index: by the operator, by rows of `eye`, or by a scatter."""
     by_hand = facts.op == "index" and "eye" in facts.table_words
     scattered = facts.op == "scatter" and bool(
         facts.index_words & (LABEL | MASK)
-        or {"onehot", "hot"} & facts.names
+        or HOT & (facts.names | words(facts.observed.finding.location.function))
         or re.search(ONES, facts.observed.finding.location.expression or "")
     )
     return facts.op == "one_hot" or by_hand or scattered
@@ -78,17 +83,21 @@ def starts_at_1(facts: Facts) -> Match | None:
             code=f"assert set({target}.unique().tolist()) <= {{0, 1}}",
             edit=edit,
         )
-        explanation = f"`{facts.name}` holds 1 and 2; a binary target is 0 or 1."
+        explanation = f"{facts.called} holds 1 and 2; a binary target is 0 or 1."
         return Match(score=92, explanation=explanation, fixes=(fix,))
+    if (mapped := numbering.mapped_from_1(facts)) is not None:
+        return mapped
     if not is_label(facts) or facts.op == "ctc_loss" or facts.ignore == 0:
         return None
     if not facts.only_high or not facts.starts_at_one or facts.largest != facts.high:
         return None
+    if facts.held_out and facts.mentions(r"\.backward\(") and not facts.mentions(r"\.fit\("):
+        return None  # training came through: its labels are numbered otherwise
     edit = edit_index(facts, MINUS_1)
     where = "Here, or better in the data" if edit else "Do it once, in the data"
     return Match(
         score=92,
-        explanation=f"`{facts.name}` is numbered 1..{facts.high}, classes are numbered "
+        explanation=f"{facts.called} is numbered 1..{facts.high}, classes are numbered "
         f"{facts.valid}. The number of classes is right; the numbering starts at the wrong end.",
         because=(
             f"the values are exactly 1..{facts.high}, one more than {facts.valid} at each end",
@@ -110,74 +119,6 @@ def starts_at_1(facts: Facts) -> Match | None:
     )
 
 
-def negative_sentinel(facts: Facts) -> Match | None:
-    if not is_label(facts) or not facts.all_negative or facts.low != 0:
-        return None
-    high, name = facts.high, name_of(facts, "labels")
-    values = set(facts.seen.distinct) - {facts.ignore}
-    because: tuple[str, ...] = ()
-    if facts.ignore is not None and facts.op in LOSSES:
-        because = (f"`ignore_index` is {facts.ignore}, so only {facts.ignore} would be left out",)
-    if values == {-1, 1} and high == 2:
-        edit, check = edit_index(facts, HALVED), keep(after(name, HALVED), high)
-        return Match(
-            score=88,
-            title="Labels are -1 and +1",
-            explanation=f"`{facts.name}` uses -1 and +1 for two classes; class indices are 0 "
-            "and 1.",
-            because=because,
-            fixes=(
-                Fix(
-                    title="Map -1 and +1 to 0 and 1",
-                    explanation="Half of the label plus one.",
-                    code=check if edit else f"{name} = ({name} + 1) // 2; {keep(name, high)}",
-                    edit=edit,
-                ),
-            ),
-        )
-    if (
-        facts.bad == (-1,)
-        and high is not None
-        and facts.whole
-        and facts.largest == high - 2
-        and high > 2
-    ):
-        because += (
-            f"the largest label is {high - 2}: the labels fit {facts.valid} when 1 is added",
-        )
-        explanation = (
-            f"-1 in `{facts.name}`: either 1 was subtracted from labels that began at 0 already, "
-            "or -1 marks rows without a label."
-        )
-    else:
-        explanation = (
-            f"{facts.found} in `{facts.name}` is no class: such a value usually marks rows "
-            "without a label (unlabelled, void, padding), and the loss was not told to ignore "
-            "it."
-        )
-    fixes = [
-        Fix(
-            title="Leave the rows without a label out",
-            explanation="Filter them in the data set, or mask them before the call.",
-            code=f"assert bool(({name} >= 0).all()), 'rows without a label'",
-        )
-    ]
-    if len(facts.bad) == 1 and facts.op in {"cross_entropy", "nll_loss"}:
-        value = int(facts.bad[0])
-        fixes.insert(
-            0,
-            Fix(
-                title=f"Tell the loss to ignore {value}",
-                explanation=f"ignore_index={value} gives these entries no loss and no gradient.",
-                code=keep(name, high, value),
-                edit=edit_line(
-                    facts, r"CrossEntropyLoss\(\)", f"CrossEntropyLoss(ignore_index={value})"
-                ),
-            ),
-        )
-    return Match(score=88, explanation=explanation, because=because, fixes=tuple(fixes))
-
-
 def span_position(facts: Facts) -> Match | None:
     if facts.op not in LOSSES or not facts.too_large:
         return None
@@ -189,7 +130,7 @@ def span_position(facts: Facts) -> Match | None:
     name = name_of(facts, "start_positions")
     return Match(
         score=85 if here or logits else 60,
-        explanation=f"`{facts.name}` is a position in the text, and the text has only "
+        explanation=f"{facts.called} is a position in the text, and the text has only "
         f"{facts.high} tokens here: the answer was cut off by truncation, or positions were "
         "counted in characters.",
         fixes=(
@@ -204,21 +145,21 @@ def span_position(facts: Facts) -> Match | None:
 
 
 def one_hot_class(facts: Facts) -> Match | None:
-    if not _one_hot(facts) or not facts.too_large:
+    if not is_one_hot(facts) or not facts.too_large:
         return None
     high, need = facts.high, int(max(facts.bad)) + 1
     return Match(
         score=64,
-        explanation=f"The one-hot code of `{facts.name}` has {high} columns ({facts.valid}), "
-        f"the values go up to {need - 1}. The number of classes given to the encoding is not "
-        "the data's.",
+        explanation=f"The one-hot code of {facts.called} has {high} columns ({facts.valid}), "
+        f"the values go up to {need - 1}{'' if facts.whole else ' or further'}. The number of "
+        "classes given to the encoding is not the data's.",
         because=tuple(facts.sizes(N_CLASSES)),
         fixes=(
             Fix(
                 title=f"Give the encoding at least {need} classes, or correct the labels",
                 explanation="Take the number of classes from the data in one place and use it "
-                "everywhere.",
-                code=keep(name_of(facts, "labels"), need),
+                f"everywhere.{set_in(outputs_size(facts))}",
+                code=keep(name_of(facts, "labels"), need) if facts.whole else None,
             ),
         ),
     )
@@ -237,7 +178,7 @@ def loss_mismatch(facts: Facts) -> Match | None:
         return Match(
             score=90,
             title="Class indices given to a binary loss",
-            explanation=f"`{facts.name}` holds class indices ({facts.found}); binary "
+            explanation=f"{facts.called} holds class indices ({facts.found}); binary "
             "cross-entropy wants a probability in [0, 1] for each output.",
             fixes=(
                 Fix(
@@ -250,7 +191,8 @@ def loss_mismatch(facts: Facts) -> Match | None:
                 ),
             ),
         )
-    if facts.op in {"cross_entropy", "nll_loss"} and facts.high == 1 and facts.mentions("sigmoid"):
+    binary = facts.op in {"cross_entropy", "nll_loss"} and facts.high == 1 and facts.largest == 1
+    if binary and facts.mentions("sigmoid"):
         return Match(
             score=90,
             title="A single sigmoid output given to cross-entropy",
@@ -275,20 +217,21 @@ def ge_num_classes(facts: Facts) -> Match | None:
         return None
     observed, high, name = facts.observed, facts.high, name_of(facts, "labels")
     top = max(v for v in (facts.largest, facts.bad[-1]) if v is not None)
-    need = int(top) + 1
+    need = max(int(top) + 1, rows_needed(facts, numbering.CLASS_LISTS))
     num_labels = observed.config.get("num_labels")
-    because = facts.sizes(N_CLASSES)
+    because = facts.sizes(N_CLASSES) + facts.longer(numbering.CLASS_LISTS)
     there = "the loss has" if facts.op in LOSSES else "there are"
     explanation = (
-        f"`{facts.name}` holds {facts.found}, and {there} {facts.classes} ({facts.valid})."
+        f"{facts.called} holds {facts.found}, and {there} {facts.classes} ({facts.valid})."
     )
-    title = f"Give the model {need} classes"
-    how = (
-        f"The last layer needs {need} outputs: take the number from all labels, {need} = "
-        "largest label + 1."
-    )
-    edit = edit_line(facts, rf"{COUNT}{high}\b", rf"\g<1>\g<2>{need}")
-    code = keep_labels(facts, need)
+    title, how, sure = numbering.more_classes(facts, need)
+    how += set_in(outputs_size(facts))
+    traced = edit_size(facts, need) if facts.op in TABLES else edit_outputs(facts, need)
+    edit = traced or edit_line(facts, rf"{COUNT}{high}\b", rf"\g<1>\g<2>{need}")
+    edit = edit if sure or facts.follows_high else None
+    if edit is not None and facts.held_out and edit.new.count(" + 1") > edit.old.count(" + 1"):
+        edit = None  # the list of classes that training has: a nameless further one mends nothing
+    code = numbering.keep_below(facts, need, sure or edit is not None)
     if facts.op == "ctc_loss":
         title = "Count the blank as a class"
         how = "CTC needs one output for each symbol and one for the blank: outputs = symbols + 1."
@@ -297,6 +240,13 @@ def ge_num_classes(facts: Facts) -> Match | None:
         explanation += f" {mark} looks like a mark for 'no label'; the usual one is -100."
         title, how = f"Tell the loss to ignore {mark}", f"ignore_index={mark}, or mark with -100."
         code, edit = keep(name, high, int(mark)), None
+    elif high == 1 and need > 2:
+        named = facts.counts(N_CLASSES, need)
+        classes = min(named.values(), default=need)
+        because += [f"`{name}` is {size}" for name, size in named.items()]
+        title = f"Give the model {classes} outputs, one per class"
+        how = "It has one output now; cross-entropy needs one for each class."
+        edit, code = edit_outputs(facts, classes), keep_labels(facts, classes)
     elif high == 1:
         title = "Give the model an output per class, or use a binary loss"
         how = (
@@ -308,16 +258,17 @@ def ge_num_classes(facts: Facts) -> Match | None:
         title = f"Set num_labels={need} in the model's config"
         how = f"Pass num_labels={need} where the config or the model is made; 2 is the default."
         code = f"assert model.config.num_labels >= {need}, 'labels go up to {need - 1}'"
-    elif facts.whole and facts.seen.distinct_count <= high:
-        because.append(f"there are only {facts.seen.distinct_count} distinct labels, but with gaps")
-        title, edit, code = "Number the labels 0..C-1 without gaps", None, keep_labels(facts)
-        how = "The labels are raw codes; map each distinct one to its place in the sorted list."
+    elif (other := numbering.renumbering(facts)) is not None:
+        title, how, told = other
+        because.append(told)
+        edit, code = None, keep_labels(facts) if facts.held_out is None else None
     step = facts.observed.finding.step
     if step is not None and step.split and facts.held_out:
         explanation += (
             f" It happens in the {step.split} pass: are its classes numbered on their own, or "
             "does it have a class that training has not?"
         )
+    more: tuple[Fix, ...] = ()
     if (
         facts.smallest is not None
         and facts.smallest >= 1
@@ -325,6 +276,17 @@ def ge_num_classes(facts: Facts) -> Match | None:
         and facts.op != "ctc_loss"
     ):
         because.append(f"note that the smallest label is {facts.smallest}: 0 is not used")
+        first = int(facts.smallest)
+        if facts.seen.distinct_count == need - first and facts.held_out is None:
+            changed = f"{{}} - {first}"
+            more = (
+                Fix(
+                    title=f"Or subtract {first} and give the model {need - first} classes",
+                    explanation=f"The labels are exactly {first}..{need - 1}; subtract in every "
+                    "split.",
+                    code=keep_labels(facts, need - first, changed),
+                ),
+            )
     if facts.bad[0] < 0:
         because.append(f"{facts.bad[0]} is outside too: it may mark rows without a label")
     return Match(
@@ -333,6 +295,7 @@ def ge_num_classes(facts: Facts) -> Match | None:
         because=tuple(because),
         fixes=(
             Fix(title=title, explanation=how, code=code, edit=edit),
+            *more,
             Fix(
                 title="Or correct the labels, if they are wrong",
                 explanation="One mapping from class names to 0..C-1, made from the training "
@@ -352,14 +315,6 @@ RULES = (
         "table). The number of classes is right: subtract 1 from the labels, in every split. A "
         "bigger head would hide the fault and leave output 0 unused.",
         starts_at_1,
-    ),
-    Rule(
-        "label_negative_sentinel",
-        "A negative label marks 'no label'",
-        "A value such as -1 stands for rows without a label. Cross-entropy ignores only its "
-        "ignore_index (-100 unless you say otherwise). Set ignore_index to the mark, or leave "
-        "such rows out.",
-        negative_sentinel,
     ),
     Rule(
         "label_position_ge_sequence",

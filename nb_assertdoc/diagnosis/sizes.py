@@ -1,4 +1,4 @@
-"""Where the user's code says how many rows a table has, and the edit that gives it more."""
+"""Where the user's code says how large a table or a layer is, and the edit that makes it larger."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from nb_assertdoc.model import Edit
 
 from .facts import Facts
+from .reading import Spot, last
 
 _MAKERS = ("Embedding", "EmbeddingBag")
+_LAYERS = ("Linear", "Conv1d", "Conv2d")
+_READY_MADE = r"from_pretrained|create_model|torchvision|timm|transformers|torch_geometric"
 VOCABULARIES = r"vocab|[si]to[si]|w(ord)?2i|2id|token2|to_i(d|n?dx|ndex)"  # word2idx, stoi, itos
 
 
@@ -29,91 +32,134 @@ def edit_size(facts: Facts, need: int) -> Edit | None:
     or a variable. None where that does not lead to one place.
     """
     search = _Search(facts, need)
-    calls = [found for found in search.calls(_MAKERS) if found.size is not None]
+    return search.only({edit for origin in _of_table(search, facts) for edit in origin.edits})
+
+
+def table_size(facts: Facts) -> Origin | None:
+    """The one place that gives the failing table its size; None where there may be others."""
     own = (facts.observed.finding.module or "").rsplit(".", 1)[-1]
-    calls = [c for c in calls if c.target == own] or calls
-    edits = {edit for call in calls for edit in search.edits(call.size, call, 0)}
-    if len(edits) != 1:
+    search = _Search(facts, 0)
+    if not any(at.target == own for _, at in search.code.calls(*_MAKERS)):
         return None
-    ((old, new),) = edits
-    return Edit(cell_id=None, old=old, new=new)
+    return _single(_of_table(search, facts))
+
+
+def outputs_size(facts: Facts) -> Origin | None:
+    """The one place that gives a layer as many outputs as the loss has classes; else None.
+
+    A size whose number is not known counts only where there is no other layer that fits.
+    """
+    found = _of_layers(_Search(facts, 0))
+    fits = [origin for origin in found if origin.value == facts.high]
+    # A list may have grown since its length was taken.
+    unknown = [o for o in found if o.value is None or o.code.startswith("len(")]
+    return _single(fits or unknown)
+
+
+def set_in(origin: Origin | None) -> str:
+    """Where a size is given, as a sentence to add; "" where that is not known."""
+    if origin is None or len(origin.line) > 100:
+        return ""
+    return f" The size is given in `{origin.line}`."
+
+
+def uncounted_zero(facts: Facts) -> tuple[Origin, str] | None:
+    """The size is a count, and the values are 0 to that count: one number more. With the reason."""
+    origin = table_size(facts)
+    if origin is None or not re.search(r"^len\(|nunique\(\)$", origin.code):
+        return None
+    values = facts.seen
+    if not facts.only_high or facts.smallest != 0 or values.distinct_count != (facts.high or 0) + 1:
+        return None
+    from_1 = facts.mentions(r"word_index|start\s*=\s*1\)|, 1\)\}|\b\w \+ 1 for")
+    reason = (
+        f"The numbers run from 1 to {facts.high}, and 0 stands for padding"
+        if from_1
+        else f"The numbers are 0 to {facts.high}"
+    )
+    return origin, f"{reason}: one row more than `{origin.code}` counts."
+
+
+def _single(found: list[Origin]) -> Origin | None:
+    return found[0] if len({origin.line for origin in found}) == 1 else None
+
+
+def _of_table(search: _Search, facts: Facts) -> list[Origin]:
+    sizes = [
+        (size, at)
+        for call, at in search.code.calls(*_MAKERS)
+        if (size := _argument(call, 0, "num_embeddings")) is not None
+    ]
+    own = (facts.observed.finding.module or "").rsplit(".", 1)[-1]
+    sizes = [(size, at) for size, at in sizes if at.target == own] or sizes
+    return [origin for size, at in sizes for origin in search.origins(size, at)]
+
+
+def _of_layers(search: _Search) -> list[Origin]:
+    sizes = [
+        (size, at)
+        for call, at in search.code.calls(*_LAYERS)
+        if (size := _argument(call, 1, "out_features", "out_channels")) is not None
+    ]
+    return [origin for size, at in sizes for origin in search.origins(size, at)]
+
+
+def edit_outputs(facts: Facts, need: int) -> Edit | None:
+    """The edit of the one place that gives a layer as many outputs as the loss has classes.
+
+    None unless the user's code makes all layers, the size of each is known, and one place fits.
+    """
+    if facts.mentions(_READY_MADE):
+        return None
+    search = _Search(facts, need)
+    found = _of_layers(search)
+    if any(origin.value is None for origin in found):
+        return None
+    return search.only({edit for origin in found for edit in origin.edits})
+
+
+def _argument(call: ast.Call, position: int, *names: str) -> ast.expr | None:
+    if any(isinstance(a, ast.Starred) for a in call.args):
+        return None
+    named = [k.value for k in call.keywords if k.arg in names]
+    return next(iter([*call.args[position : position + 1], *named]), None)
 
 
 @dataclass(frozen=True)
-class _Found:
-    """A call, with the text and the function that it stands in."""
+class Origin:
+    """What a size is written as: its number, where known, and the edit that makes it larger."""
 
-    call: ast.Call
-    text: str
-    function: ast.FunctionDef | None
-    owner: ast.ClassDef | None
-    target: str  # the name or attribute that it is bound to
-
-    @property
-    def size(self) -> ast.expr | None:
-        """The argument of `Embedding` that is the number of rows."""
-        named = [k.value for k in self.call.keywords if k.arg == "num_embeddings"]
-        plain = [a for a in self.call.args[:1] if not isinstance(a, ast.Starred)]
-        return next(iter([*plain, *named]), None)
+    code: str
+    line: str
+    value: int | None
+    plus_one: tuple[str, str] | None  # the line before and after 1 is added
+    edits: tuple[tuple[str, str], ...]  # a line before and after; of the right size only
 
 
 class _Search:
     def __init__(self, facts: Facts, need: int) -> None:
+        self.code = facts.reading
         self._rows, self._need = facts.high, need
         self._sizes = dict(facts.containers(""))
         self._numbers = {
             v.name: int(v.value) for v in facts.observed.variables if v.value.isdecimal()
         }
-        self._trees: list[tuple[str, ast.Module]] = []
-        for text in dict.fromkeys(facts.observed.sources):
-            plain = re.sub(r"^([ \t]*)[%!].*$", r"\1pass", text, flags=re.MULTILINE)
-            try:
-                self._trees.append((plain, ast.parse(plain)))
-            except (SyntaxError, ValueError):
-                continue
 
-    def calls(self, names: tuple[str, ...]) -> list[_Found]:
-        """Calls of functions or classes with these names."""
-        return [
-            found
-            for text, tree in self._trees
-            for found in _calls(tree, text, None, None, "")
-            if _last(found.call.func) in names
-        ]
+    def origins(self, size: ast.expr, at: Spot) -> Iterator[Origin]:
+        for expr, there in self.code.origins(size, at):
+            value = self._value(expr)
+            new = self._larger(expr) if value == self._rows else None
+            edit = there.replaced(expr, new) if new is not None else None
+            line = there.text.splitlines()[expr.lineno - 1].strip()
+            code = ast.unparse(expr)
+            more = there.replaced(expr, f"{code} + 1")
+            yield Origin(code, line, value, more, (edit,) if edit is not None else ())
 
-    def edits(self, expr: ast.expr | None, at: _Found, depth: int) -> Iterator[tuple[str, str]]:
-        """Lines before and after, for every place that gives `expr` the size of the table."""
-        if expr is None or depth > 3:
-            return
-        if isinstance(expr, ast.Name):
-            parameters = [a.arg for a in at.function.args.args] if at.function else []
-            if expr.id in parameters:
-                yield from self._arguments(expr.id, parameters, at, depth)
-                return
-            for text, tree in self._trees:
-                for node in ast.walk(tree):
-                    if isinstance(node, ast.Assign) and expr.id in map(_last, node.targets):
-                        there = _Found(at.call, text, None, None, "")
-                        yield from self.edits(node.value, there, depth + 1)
-            return
-        new = self._larger(expr) if self._value(expr) == self._rows else None
-        if new is not None and expr.lineno == expr.end_lineno:
-            line = at.text.splitlines()[expr.lineno - 1].encode()
-            old, end = line.decode().strip(), expr.end_col_offset or 0
-            changed = line[: expr.col_offset] + new.encode() + line[end:]
-            yield old, changed.decode().strip()
-
-    def _arguments(
-        self, name: str, parameters: list[str], at: _Found, depth: int
-    ) -> Iterator[tuple[str, str]]:
-        """What callers give for a parameter; of a method `__init__`: who makes the class."""
-        called = at.owner.name if at.owner is not None else at.function.name if at.function else ""
-        position = parameters.index(name) - (at.owner is not None)
-        for found in self.calls((called,)):
-            named = [k.value for k in found.call.keywords if k.arg == name]
-            plain = found.call.args[position : position + 1]
-            for value in named or plain:
-                yield from self.edits(value, found, depth + 1)
+    def only(self, edits: set[tuple[str, str]]) -> Edit | None:
+        if len(edits) != 1:
+            return None
+        ((old, new),) = edits
+        return Edit(cell_id=None, old=old, new=new)
 
     def _value(self, expr: ast.expr) -> int | None:
         """The number that an expression gives, where that is known."""
@@ -121,7 +167,7 @@ class _Search:
             return expr.value if type(expr.value) is int else None
         if isinstance(expr, ast.Name):
             return self._numbers.get(expr.id)
-        if isinstance(expr, ast.Call) and _last(expr.func) == "len" and len(expr.args) == 1:
+        if isinstance(expr, ast.Call) and last(expr.func) == "len" and len(expr.args) == 1:
             return self._sizes.get(ast.unparse(expr.args[0]))
         if isinstance(expr, ast.BinOp) and isinstance(expr.op, ast.Add | ast.Sub):
             left, right = self._value(expr.left), self._value(expr.right)
@@ -135,29 +181,6 @@ class _Search:
             return str(self._need)
         if isinstance(expr, ast.BinOp) and (self._value(expr.left) or 0) >= self._need:
             return ast.unparse(expr.left)
+        if isinstance(expr, ast.Call) and self._rows == self._need - 1:
+            return f"{ast.unparse(expr)} + 1"  # an extra id after those of the list
         return None
-
-
-def _calls(
-    node: ast.AST,
-    text: str,
-    function: ast.FunctionDef | None,
-    owner: ast.ClassDef | None,
-    target: str,
-) -> Iterator[_Found]:
-    if isinstance(node, ast.Call):
-        yield _Found(node, text, function, owner, target)
-    if isinstance(node, ast.ClassDef):
-        function, owner = None, node
-    elif isinstance(node, ast.FunctionDef):
-        owner = owner if node.name == "__init__" else None
-        function = node
-    elif isinstance(node, ast.Assign):
-        target = _last(node.targets[0])
-    for child in ast.iter_child_nodes(node):
-        yield from _calls(child, text, function, owner, target)
-
-
-def _last(node: ast.AST) -> str:
-    """`Embedding` of `nn.Embedding`."""
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from nb_assertdoc.model import Fix, Tokenizer
+from nb_assertdoc.model import Edit, Fix, Tokenizer
 
 from .facts import LOSSES, TABLES, Facts, vocabulary
-from .fixes import edit_line, keep, name_of
+from .fixes import edit_line, keep, keep_rows, name_of
+from .numbering import CLASS_LISTS
 from .rule import Match, Rule
-from .sizes import VOCABULARIES, edit_size, rows_needed
+from .sizes import VOCABULARIES, edit_size, rows_needed, set_in, table_size, uncounted_zero
 
 TYPE = vocabulary(
     "token_type segment segments seg type_ids type_emb type_embedding type_embeddings"
@@ -49,13 +50,13 @@ def bbox_coordinate(facts: Facts) -> Match | None:
     axes = any(re.match(r"[xywh]_pos", word) for word in facts.table_words)
     if not is_table(facts) or not (axes or BOX & facts.names):
         return None
+    if (beyond := _beyond_page(facts)) is not None:
+        return beyond
     name, high = name_of(facts, "bbox"), facts.high
     top = 1000 if high is not None and high > 1000 else (high or 1) - 1
-    sign = (
-        " A negative width or height means that a box has its corners swapped."
-        if facts.bad[:1] < (0,)
-        else ""
-    )
+    extent = any(re.match(r"[hw]_pos|width|height", word) for word in facts.table_words)
+    swapped = " A negative width or height means that a box has its corners swapped."
+    sign = swapped if extent and facts.bad[:1] < (0,) else ""
     return Match(
         score=86,
         explanation=f"{facts.table} has a row for each coordinate {facts.valid}; the boxes hold "
@@ -67,6 +68,34 @@ def bbox_coordinate(facts: Facts) -> Match | None:
                 explanation="Check right after scaling: the boxes and the picture's size must "
                 "have the same unit, x0 <= x1 and y0 <= y1.",
                 code=keep("bbox" if axes else name, top + 1),
+            ),
+        ),
+    )
+
+
+def _beyond_page(facts: Facts) -> Match | None:
+    """Some coordinates lie a little outside; all others are in scale."""
+    extent = any(re.match(r"[hw]_pos|width|height", word) for word in facts.table_words)
+    high, largest = facts.high or 0, facts.seen.maximum
+    top = 1000 if high > 1000 else high - 1
+    if extent or not facts.all_negative or not isinstance(largest, int) or high < 100:
+        return None
+    if facts.bad[0] < -top / 5 or not top / 5 < largest < high:
+        return None  # all coordinates in another scale, or too few to tell
+    made = re.search(r"def (\w*(?:box|norm)\w*)\(", facts.code)
+    where = f"`{made[1]}`" if made else "the code that scales the boxes"
+    return Match(
+        score=87,
+        title="A box reaches beyond its page",
+        explanation=f"{facts.table} has a row for each coordinate {facts.valid}; "
+        f"{facts.found} lies outside, and the largest known is {largest}: the scale is right, "
+        "a box begins outside the page.",
+        fixes=(
+            Fix(
+                title=f"Clamp the boxes to 0..{top}",
+                explanation=f"In {where}: min(max(v, 0), {top}) for every coordinate; text "
+                "recognition often gives boxes that reach over the edge.",
+                code=keep(name_of(facts, "bbox"), top + 1),
             ),
         ),
     )
@@ -117,24 +146,36 @@ def tts_symbol(facts: Facts) -> Match | None:
     else:
         return None
     speaker = {"speaker", "speakers", "spk"} & facts.names
-    what = "Speaker" if speaker else "Symbol"
-    need = rows_needed(facts, "symbol|speaker|spk|phone")
+    what, lists = ("Speaker", "speaker|spk") if speaker else ("Symbol", "symbol|phone|graphem")
+    need = rows_needed(facts, lists)
+    longer = facts.longer(lists)
+    why = (
+        f"The list of {what.lower()}s that numbers the data is longer than the one that the model "
+        "was built with."
+    )
+    if not longer:
+        why = why[:-1] + ", or the ids have gaps or begin at 1."
+    extra = [name for name, size in facts.containers(lists) if size == facts.high]
+    if extra and facts.only_high:  # an id that no list has: of a blank, or of padding
+        why = (
+            f"`{extra[0]}` has {facts.high} entries, ids 0..{(facts.high or 1) - 1}: the data also "
+            f"uses {facts.high}, an id after the last (a blank between symbols, padding, unknown)."
+        )
     return Match(
         score=score,
+        title=f"A {what.lower()} id is outside its table",
         explanation=f"{what} ids go up to {facts.bad[-1]}, {facts.table} has {facts.high} rows. "
-        f"The list of {what.lower()}s that numbers the data is longer than the one that the "
-        "model was built with.",
-        because=(
-            *facts.sizes("symbol|speaker|spk|vocab|phone"),
-            *facts.longer("symbol|speaker|spk|phone"),
-        ),
+        f"{why}",
+        because=(*facts.sizes(lists if speaker else f"{lists}|vocab"), *longer),
         fixes=(
             Fix(
-                title=f"Build the table from the same list: at least {need} rows",
+                title=f"Count the extra id too: {need} rows"
+                if extra and facts.only_high
+                else f"Build the table from the same list: at least {need} rows",
                 explanation=f"Use len() of the {what.lower()} list that the data is encoded "
                 "with (other language, added punctuation, padding symbol); with a checkpoint "
-                "use the checkpoint's list.",
-                code=keep(name_of(facts, "symbol_ids"), need),
+                f"use the checkpoint's list.{set_in(table_size(facts))}",
+                code=keep_rows(facts, name_of(facts, "symbol_ids"), need),
                 edit=edit_size(facts, need),
             ),
         ),
@@ -148,7 +189,8 @@ def _score_tokens(facts: Facts) -> int | None:
         named = {"vocab", "vocab_size", "input_ids", "captions"} & facts.names
         if not {"label", "labels", "tag", "tags"} & facts.index_words:  # labels of tokens
             named |= {"token", "tokens"} & facts.names
-        if facts.mentions(r"vocab|token|\b[sb]os\b|\beos\b|stoi|word2i"):
+        classes = facts.containers(CLASS_LISTS)  # then these number the targets
+        if not classes and facts.mentions(r"vocab|token|\b[sb]os\b|\beos\b|stoi|word2i"):
             named |= {"tgt", "trg"} & facts.names
         if vocab == facts.high and facts.observed.config.get("num_labels") != facts.high:
             return 66
@@ -198,7 +240,7 @@ def token_id(facts: Facts) -> Match | None:
     title: str | None = None
     explanation = (
         f"Token id{'s' if len(facts.bad) > 1 else ''} {facts.found} in "
-        f"`{facts.name}`, but {place}. "
+        f"{facts.called}, but {place}. "
     )
     if why == "added":
         title = "Tokens were added, the table was not resized"
@@ -217,12 +259,19 @@ def token_id(facts: Facts) -> Match | None:
             "The vocabulary that numbered the tokens is larger than the one the model was built for"
             + (": often one special token such as padding." if facts.follows_high else ".")
         )
+    origin, one_more = None if target else table_size(facts), None
+    if why == "unknown" and not target and (counted := uncounted_zero(facts)) is not None:
+        origin, title = counted[0], "The table has no row for the last number"
+        explanation = f"{explanation.partition('. ')[0]}. {counted[1]}"
+        if origin.plus_one is not None:
+            one_more = Edit(cell_id=None, old=origin.plus_one[0], new=origin.plus_one[1])
     named = tokenizer.name if tokenizer is not None else "tokenizer"
     ids = name_of(facts, "input_ids")
     transformer = bool(facts.observed.config) or facts.mentions(
         r"transformers|from_pretrained|PreTrained"
     )
-    edit = edit_line(facts, rf"(?<![\w.]){re.escape(named)}\.vocab_size\b", f"len({named})")
+    base = rf"(?<!print\()(?<=[=(,\s]){re.escape(named)}\.vocab_size\b"  # a value that is given
+    edit = edit_line(facts, base, f"len({named})")
     large = f"assert model.get_input_embeddings().num_embeddings >= len({named})"
     resize = Fix(
         title=f"Resize the model's embeddings to {need} tokens",
@@ -232,11 +281,14 @@ def token_id(facts: Facts) -> Match | None:
         edit=edit,
     )
     rebuild = Fix(
-        title=f"Build the table with at least {need} rows",
-        explanation="Take the number of rows from the vocabulary that numbers the tokens, "
-        "padding and unknown included.",
-        code=keep(ids, need),
-        edit=edit_line(facts, rf"(?<!\w)vocab_size\s*=\s*{rows}\b", f"vocab_size={need}")
+        title=f"Give the last layer at least {need} outputs"
+        if target
+        else f"Build the table with at least {need} rows",
+        explanation=f"Take the number of {'outputs' if target else 'rows'} from the vocabulary "
+        f"that numbers the tokens, padding and unknown included.{set_in(origin)}",
+        code=keep_rows(facts, ids, need),
+        edit=one_more
+        or edit_line(facts, rf"(?<!\w)vocab_size\s*=\s*{rows}\b", f"vocab_size={need}")
         or (None if target else edit_size(facts, need)),
     )
     check = Fix(
@@ -257,17 +309,16 @@ def table_too_small(facts: Facts) -> Match | None:
     need = int(facts.bad[-1]) + 1
     return Match(
         score=20,
-        explanation=f"{facts.table} has {facts.high} rows ({facts.valid}), and `{facts.name}` "
+        explanation=f"{facts.table} has {facts.high} rows ({facts.valid}), and {facts.called} "
         f"holds {facts.found}. Either the table is too small or the index is wrong.",
         because=tuple(facts.sizes("vocab|num|size|n_|len")),
         fixes=(
             Fix(
                 title=f"Give the table at least {need} rows, or correct the index",
                 explanation="Take the number of rows from the data: the largest index of every "
-                "split plus one.",
-                code=keep(name_of(facts, "index"), need),
-                edit=edit_line(facts, rf"Embedding\({facts.high},", f"Embedding({need},")
-                or edit_size(facts, need),
+                f"split plus one.{set_in(table_size(facts))}",
+                code=keep_rows(facts, name_of(facts, "index"), need),
+                edit=edit_size(facts, need),
             ),
         ),
     )

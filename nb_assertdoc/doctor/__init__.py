@@ -17,7 +17,7 @@ import msgspec
 
 from .. import detector, frames, salvage
 from ..errors import TorchMissing, UsageError, WorkerError
-from ..model import REBUILT, Environment, Evidence, Kept, Lost, Report, Source
+from ..model import ENGINES, REBUILT, Environment, Evidence, Kept, Lost, Report, Source
 from ..report import SIMULATED
 from ..settings import settings
 from .assembly import assemble
@@ -33,8 +33,9 @@ from .case import (
     swallowed,
 )
 from .keeping import keep_replay, keep_variables, still_good
-from .ladder import ENGINES, Progress, climb
+from .ladder import Progress, climb
 from .restoring import describe, restore
+from .start import reached_line, start_of
 from .steps import go_on, with_stored
 from .verification import confirmation, suggested, verify
 
@@ -54,9 +55,11 @@ __all__ = [
     "last_report",
     "measure",
     "of_earlier",
+    "reached_line",
     "replayable",
     "restore",
     "stale",
+    "start_of",
     "suggested",
     "swallowed",
     "verify",

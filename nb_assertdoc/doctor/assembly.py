@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from .. import diagnosis
-from ..model import Cause, Environment, Evidence, Fix, Kept, Lost, Observed, Replay, Report
+from .. import diagnosis, salvage
+from ..model import Cause, Environment, Evidence, Finding, Fix, Kept, Lost, Observed, Replay, Report
+from ..naming import Call, Names
 from .attempts import name_of
 from .case import Case, environment_now
 from .ladder import allowed_operators, chosen, own_error
@@ -53,15 +56,18 @@ def assemble(
             msgspec.structs.replace(replays[at], differences=named),
             *replays[at + 1 :],
         )
-    others = tuple(
-        o.finding for t in tries for o in t.observed if o is not best and o.finding != best.finding
+    others = tuple(  # another replay may have met the same one at another step
+        o.finding
+        for t in tries
+        for o in t.observed
+        if o is not best and (best in t.observed or _site(o.finding) != _site(best.finding))
     )
     return Report(
         confidence="likely" if doubts else "certain",
         headline=diagnosis.headline(best, cause),
         environment=environment,
         crash=case.crash,
-        finding=best.finding,
+        finding=_named(case, best),
         other_findings=others[:8],
         cause=cause,
         fixes=fixes,
@@ -71,6 +77,30 @@ def assemble(
         kept=kept,
         next_steps=next_steps(case, best.finding, fixes),
     )
+
+
+def _named(case: Case, best: Observed) -> Finding:
+    """The finding; what the replay's variables do not say of the values, the notebook's may."""
+    finding = best.finding
+    if case.namespace is None or all(e.meaning for e in finding.examples):
+        return finding
+    about = f"{best.index_expression} {best.table_expression} {finding.module}"
+    call = Call(about, finding.argument == "target", finding.bound)
+    try:
+        with salvage.refusing_cuda():  # tables are asked, which are objects of the user's
+            names = Names(case.namespace, call)
+            examples = tuple(
+                e if e.meaning else msgspec.structs.replace(e, meaning=names.of(e.value))
+                for e in finding.examples
+            )
+    except Exception:
+        return finding
+    return msgspec.structs.replace(finding, examples=examples)
+
+
+def _site(finding: Finding) -> tuple[Any, ...]:
+    place = finding.location
+    return place.execution_count, place.file, place.line, finding.argument
 
 
 def _placed(case: Case, observed: Observed, fix: Fix) -> Fix:

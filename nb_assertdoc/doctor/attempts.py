@@ -37,7 +37,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredReplay:
     """The replay in a room."""
 
     folder: Path
@@ -48,7 +48,7 @@ class Kept:
 
 
 def choose(
-    kept: Kept,
+    kept: StoredReplay,
     report: Report | None,
     source: str | None,
     later: Sequence[Source],
@@ -103,7 +103,7 @@ def choose(
     )
 
 
-def _edits(kept: Kept, stopped: Sequence[Source]) -> dict[int, Source]:
+def _edits(kept: StoredReplay, stopped: Sequence[Source]) -> dict[int, Source]:
     """The newest changed form of each earlier cell, by its position."""
     found: dict[int, Source] = {}
     ids = {cell.cell_id for cell in (*kept.earlier, kept.order.cell)}
@@ -128,7 +128,7 @@ def _edited_files(since: float) -> list[str]:
     return found[:_NAMED]
 
 
-def _of_source(kept: Kept, source: str) -> Attempt:
+def _of_source(kept: StoredReplay, source: str) -> Attempt:
     failing = kept.order.cell
     at = _original(kept, Source(filename="", source=source))
     if at is not None and at < len(kept.earlier):
@@ -138,7 +138,7 @@ def _of_source(kept: Kept, source: str) -> Attempt:
     return Attempt(cell, f"the edited {name_of(failing)}")
 
 
-def of_fix(kept: Kept, fix: Fix) -> Attempt | None:
+def of_fix(kept: StoredReplay, fix: Fix) -> Attempt | None:
     """The suggested edit in the failing cell, else in the newest earlier one that has the line."""
     edit = fix.edit
     if edit is None:
@@ -185,7 +185,7 @@ def above(source: str) -> int:
     return frames.unpadded(source)[1]
 
 
-def _original(kept: Kept, new: Source) -> int | None:
+def _original(kept: StoredReplay, new: Source) -> int | None:
     """The cell that `new` is another form of: a position in `earlier`, or one past it for the
     failing cell. By its id, where front ends tell it, else by its lines."""
     cells = (*kept.earlier, kept.order.cell)

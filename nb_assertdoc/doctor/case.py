@@ -19,7 +19,7 @@ from .. import frames
 from ..detector import Sighting
 from ..errors import NothingToReplay, TorchMissing
 from ..model import Crash, Environment, FirstFailed, Place, Report, Source
-from ..recorder import Execution, Loop
+from ..recorder import Execution, LoaderLoop
 
 TORCH_FLOOR = (2, 4)
 
@@ -41,8 +41,8 @@ class Case:
     generators: Mapping[tuple[str, str | None], Any] = field(default_factory=dict)  # of variables
     patches: tuple[Any, ...] = ()  # what puts back values that the cell changed in place
     integers: Mapping[int, Any] = field(default_factory=dict)
-    loop: Loop | None = None  # the one that asked for a batch last
-    loops: tuple[Loop, ...] = ()  # all of the cell's
+    loop: LoaderLoop | None = None  # the one that asked for a batch last
+    loops: tuple[LoaderLoop, ...] = ()  # all of the cell's
     cwd: str = ""
     max_steps: int | None = None
     batches: int | None = None  # measure so many of each loop, and go on after a fault
@@ -57,9 +57,8 @@ def check_code(cell: str) -> None:
 
     Raises `NothingToReplay` for an empty cell, one with only magics, or a syntax error.
     """
-    code = frames.body(cell)
     try:
-        compiled = compile(code, "<cell>", "exec", flags=0x2000, dont_inherit=True)  # await allowed
+        compiled = frames.compiled(cell)
     except (SyntaxError, ValueError) as error:
         raise NothingToReplay(f"the cell is not valid Python: {error}") from error
     lines = [line.strip() for line in cell.splitlines()]

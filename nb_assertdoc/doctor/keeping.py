@@ -58,7 +58,7 @@ def keep_replay(case: Case, folder: Path, report: Report, name: str) -> None:
         for file in kept.glob("*.*"):
             file.chmod(0o600)
         step = report.finding.step
-        about = KeptReplay(earlier=case.earlier, iteration=step.iteration if step else None)
+        about = KeptReplay(earlier=case.earlier, iteration=step.of_data.iteration if step else None)
         session.write(kept / "kept.json", to_json(about))
         title = report.cause.title if report.cause is not None else report.headline
         fix = AwaitedFix(cell_id=case.cell.cell_id, source=case.cell.source, title=title)

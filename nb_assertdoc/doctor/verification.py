@@ -19,7 +19,7 @@ from ..model import Evidence, Finding, LoaderPlan, Order, Report, Source, from_j
 from ..session.stored import PYTHON
 from ..settings import settings
 from .assembly import assemble
-from .attempts import Attempt, Kept, above, alike, choose, name_of, of_fix, without_ours
+from .attempts import Attempt, StoredReplay, above, alike, choose, name_of, of_fix, without_ours
 from .case import Case, check_code, check_torch
 from .keeping import REPLAY, AwaitedFix, KeptReplay
 from .memory import free_memory
@@ -81,7 +81,7 @@ def suggested(name: str, report: Report) -> str:
     return kept.order.cell.source
 
 
-def _kept(name: str) -> Kept:
+def _kept(name: str) -> StoredReplay:
     folder = session.folder() / name / REPLAY
     try:
         about = from_json((folder / "kept.json").read_bytes(), KeptReplay)
@@ -96,14 +96,14 @@ def _kept(name: str) -> Kept:
         raise UsageError(
             f"stored by {about.python}, and this kernel runs {PYTHON}: choose that one"
         )
-    return Kept(folder, order, about.earlier, about.iteration, written)
+    return StoredReplay(folder, order, about.earlier, about.iteration, written)
 
 
 # ---- running it
 
 
 def _run(
-    kept: Kept, attempt: Attempt, wanted: str | None, progress: Callable[[str], None]
+    kept: StoredReplay, attempt: Attempt, wanted: str | None, progress: Callable[[str], None]
 ) -> tuple[list[Evidence], list[str]]:
     """The replays: on the recorded batches; where their loop is not met, from its start.
 
@@ -152,7 +152,7 @@ def _unchecked(evidence: Evidence, wanted: str | None) -> bool:
     return evidence.outcome == "clean" and wanted in evidence.ghost_operators
 
 
-def _order(kept: Kept, attempt: Attempt, folder: Path) -> Order:
+def _order(kept: StoredReplay, attempt: Attempt, folder: Path) -> Order:
     """The kept order with the new code, in a folder that reads the kept files."""
     order = kept.order
     for name in ("rng.pickle", "random.pickle", "loader.pickle"):
@@ -281,7 +281,7 @@ def _told(
     found: Report,
     tries: Sequence[Evidence],
     attempt: Attempt,
-    kept: Kept,
+    kept: StoredReplay,
     report: Report | None,
     notes: Sequence[str],
 ) -> Report:
@@ -324,7 +324,7 @@ def _compared(finding: Finding, crash: Finding | None) -> str:
     return "The fault is still there" if same else "Still out of range"
 
 
-def _passes(last: Evidence, kept: Kept) -> str:
+def _passes(last: Evidence, kept: StoredReplay) -> str:
     """ "the failing batch passes on the CPU, 12 calls checked"."""
     calls = f"{last.checks.calls:,} call{'' if last.checks.calls == 1 else 's'} checked"
     if kept.order.loader is None:

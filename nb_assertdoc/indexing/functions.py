@@ -24,7 +24,7 @@ from .usage import Usage, bounded
 
 OnUsage = Callable[[Usage], Usage | None]
 _getter: Any = torch._C.TensorBase.is_meta
-_is_meta: Callable[[Tensor], bool] = _getter.__get__  # the type's own: `devices` replaces it
+is_meta: Callable[[Tensor], bool] = _getter.__get__  # the type's own: `devices` replaces it
 
 
 def wrap_functions(on_usage: OnUsage) -> Callable[[], None]:
@@ -60,7 +60,7 @@ def wrap_functions(on_usage: OnUsage) -> Callable[[], None]:
         def wrapper(input: Any, indices: Any, dim: int | None = None, **out: Any) -> Any:
             replacement = seen(_take_along_dim, input, indices, dim)
             indices = indices if replacement is None else replacement
-            if isinstance(indices, Tensor) and _is_meta(input) and not _is_meta(indices):
+            if isinstance(indices, Tensor) and is_meta(input) and not is_meta(indices):
                 indices = torch.empty_like(indices, device="meta")  # it refuses to mix them
             return original(input, indices, dim, **out)
 
@@ -77,7 +77,7 @@ def wrap_functions(on_usage: OnUsage) -> Callable[[], None]:
 
     def item(original: Any) -> Any:
         def wrapper(self: Tensor, key: Any, *value: Any) -> Any:
-            return original(self, _solid_key(key) if _is_meta(self) else key, *value)
+            return original(self, _solid_key(key) if is_meta(self) else key, *value)
 
         return wrapper
 
@@ -105,7 +105,7 @@ def _one_hot(tensor: Any, classes: int) -> Usage | None:
     if not isinstance(tensor, Tensor) or tensor.dtype != torch.int64:
         return None
     if classes == -1:
-        if _is_meta(tensor) or not tensor.numel():
+        if is_meta(tensor) or not tensor.numel():
             return None
         classes = max(int(tensor.max()) + 1, 1)  # as the function itself does
     bound, table = Bound(low=0, high=classes), f"num_classes={classes}"
@@ -134,7 +134,7 @@ def _take_along_dim(tensor: Any, indices: Any, dim: int | None) -> Usage | None:
 
 
 def _ctc_on_ghost(log_probs: Any, targets: Any, *args: Any, **kwargs: Any) -> Usage | None:
-    if not (isinstance(log_probs, Tensor) and _is_meta(log_probs) and not _is_meta(targets)):
+    if not (isinstance(log_probs, Tensor) and is_meta(log_probs) and not is_meta(targets)):
         return None  # the dispatcher will show it
     lengths = dict(zip(("input_lengths", "target_lengths"), args, strict=False)) | kwargs
     if isinstance(lengths["target_lengths"], Tensor):

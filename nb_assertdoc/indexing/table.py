@@ -107,8 +107,23 @@ def public_name(op: str, functions: Sequence[str]) -> str:
     return next((name for name in _CALLERS.get(op, ()) if name in functions), op)
 
 
+class Unread(Exception):
+    """A call of the operator `op` could not be read: it is malformed, or its row has a bug.
+
+    Of a malformed call the operator itself says what is wrong with it; one that runs was not
+    checked. The text is the reason.
+    """
+
+    def __init__(self, op: str, reason: str) -> None:
+        super().__init__(reason)
+        self.op = op
+
+
 def usages(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Usage, ...]:
-    """The index-like arguments of this call; () for other operators, which costs a dict look-up."""
+    """The index-like arguments of this call; () for other operators, which costs a dict look-up.
+
+    Raises `Unread`.
+    """
     try:
         row = _known[func]
     except KeyError:
@@ -119,8 +134,8 @@ def usages(func: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
     try:
         arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         return tuple(operator.find(operator.op, arguments))
-    except Exception:
-        return ()  # a malformed call: the operator itself says what is wrong with it
+    except Exception as error:
+        raise Unread(operator.op, f"{type(error).__name__}: {error}"[:200]) from error
 
 
 def _row(func: OpOverload) -> tuple[Operator, tuple[str, ...], dict[str, Any]] | None:

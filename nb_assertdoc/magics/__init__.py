@@ -11,6 +11,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from ..display import Shown
 from ..errors import AssertdocError, NothingToReplay, UsageError
+from ..files import check_writable
 from ..lazy import Lazy
 from ..settings import AssertDoc, settings
 from .arguments import Answered, assertdoc_parser, replay_parser, scan_words, words
@@ -132,7 +133,7 @@ class AssertdocMagics(Magics):
             doctor.check_code(execution.source)
             case = self._host.case(execution, crash)
         if given.report is not None:
-            _writable(given.report)
+            check_writable(given.report)
         seconds = given.timeout or settings().asked_seconds
         shown = Shown(self.shell, None)
         if given.execution is None and given.engine is None and execution is not None and crash:
@@ -227,7 +228,7 @@ class AssertdocMagics(Magics):
         }
         if path.suffix not in writers:
             raise UsageError(f"{path}: the file must end in {', '.join(writers)}")
-        _writable(path)
+        check_writable(path)
         path.write_bytes(writers[path.suffix]())
         print(f"saved {path}")
 
@@ -242,14 +243,3 @@ class AssertdocMagics(Magics):
         for name, trait in sorted(AssertDoc.class_own_traits(config=True).items()):
             print(f"AssertDoc.{name} = {getattr(current, name)!r:<12} {trait.help}")
         print("Change one with `%config AssertDoc.name = value`.")
-
-
-def _writable(path: Path) -> None:
-    """Refuse a path that cannot be written, before the work is done."""
-    try:
-        with path.open("ab"):
-            pass
-        if not path.stat().st_size:
-            path.unlink()
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error

@@ -16,7 +16,7 @@ else:
     session, stored = Lazy("session"), Lazy("session.stored")
 
 
-class Host(Protocol):
+class AftermathHost(Protocol):
     """What these commands need of the flow."""
 
     def last_room(self) -> str: ...
@@ -24,7 +24,7 @@ class Host(Protocol):
     def restore(self, names: Sequence[str], *, overwrite: bool, nearby: bool) -> str: ...
 
 
-def verify(shell: Any, host: Host, body: str | None) -> None:
+def verify(shell: Any, host: AftermathHost, body: str | None) -> None:
     """Run the failing batch again with the fix; show the report of it."""
     told: list[str] = []
 
@@ -37,12 +37,12 @@ def verify(shell: Any, host: Host, body: str | None) -> None:
     Shown(shell, None).report(found, save=False)
 
 
-def restore(host: Host, given: Any) -> None:
+def restore(host: AftermathHost, given: Any) -> None:
     """Give variables of the crashed kernel to this one."""
     print(host.restore(given.names, overwrite=given.overwrite, nearby=given.from_folder))
 
 
-def forget(host: Host, everything: bool) -> None:
+def forget(host: AftermathHost, everything: bool) -> None:
     """Delete what is stored for this notebook, or for all of this user's."""
     freed = session.forget(None if everything else host.last_room())
     whose = "all notebooks" if everything else "this notebook"

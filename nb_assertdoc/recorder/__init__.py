@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from .allocator import keep_pinned_frees_harmless
 from .executions import Execution, Recorder
-from .loaders import LoaderWatch, Loop, parts
+from .loaders import LoaderLoop, LoaderWatch, parts
 
-__all__ = ["Execution", "LoaderWatch", "Loop", "Recorder", "keep_pinned_frees_harmless", "parts"]
+__all__ = [
+    "Execution",
+    "LoaderLoop",
+    "LoaderWatch",
+    "Recorder",
+    "keep_pinned_frees_harmless",
+    "parts",
+]

@@ -49,9 +49,9 @@ class Execution:
         self.seconds = 0.0
         self.bindings: Bindings | None = None
         self.rng: tuple[Any, Any, Any] | None = None
-        self.integers: Mapping[int, Any] = {}
+        self.integers: Mapping[int, tuple[Any, Any]] = {}  # see `IntegerCopies.take`
+        self.reached: int | None = None  # the line of its text at which an assert's error ended it
         self.mark = 0  # of the stderr tap
-        self.dead_before = False  # the GPU context was dead as this cell began
         self.adopted = False  # from before the load: its text is all that is known
         self.joined = False  # the cell itself loaded the extension: its start was not recorded
         self._began = time.perf_counter()
@@ -69,6 +69,10 @@ class Execution:
 
     def as_source(self) -> model.Source:
         """The record of it."""
+        return self._record
+
+    @functools.cached_property
+    def _record(self) -> model.Source:
         return self._source(self.filename, self.source, frames.unpadded(self.source)[1])
 
     @functools.cached_property
@@ -107,6 +111,7 @@ class Recorder:
         self.executions: deque[Execution] = deque(maxlen=KEPT_SOURCES)
         self.restored: tuple[model.Source, ...] = ()  # of the last kernel, whose code came back
         self.context_dead = False  # once dead, nothing is copied from the GPU any more
+        self._cells: tuple[Any, frames.Cells] | None = None  # as they were told last, and of what
 
     @property
     def current(self) -> Execution | None:
@@ -120,19 +125,20 @@ class Recorder:
         count = len(self._shell.history_manager.input_hist_parsed)
         execution = Execution(self._number, count, raw_cell, cell_id, self.filename)
         execution.mark = mark
-        execution.dead_before = self.context_dead
+        before = self.executions[-1].rng if self.executions else None
+        # First of all: whatever the user's objects answer, this is now the cell that may fail.
+        self.executions.append(execution)
+        if len(self.executions) > KEPT_BINDINGS:
+            old = self.executions[-1 - KEPT_BINDINGS]
+            old.bindings, old.integers = None, {}
+        if len(self.executions) > KEPT_STATES:
+            self.executions[-1 - KEPT_STATES].rng = None
         error = None
         if not self.context_dead:
-            before = self.executions[-1].rng if self.executions else None
             execution.rng = _shared(random_states(), before)
-            execution.bindings = Bindings(self._shell.user_ns)
+            bindings = Bindings(self._shell.user_ns)
             execution.integers, error = self._copies.take(self._shell.user_ns)
-            if len(self.executions) >= KEPT_BINDINGS:
-                old = self.executions[-KEPT_BINDINGS]
-                old.bindings, old.integers = None, {}
-            if len(self.executions) >= KEPT_STATES:
-                self.executions[-KEPT_STATES].rng = None
-        self.executions.append(execution)
+            execution.bindings = bindings
         return execution, error
 
     def adopt(self, count: int, source: str) -> Execution:
@@ -157,8 +163,12 @@ class Recorder:
             return f"<cell {self._number}>"
 
     def cells(self) -> frames.Cells:
-        """Every execution so far, for the text of a line."""
-        return frames.Cells(self.sources())
+        """Every execution so far, for the text of a line. Made anew once a cell at most: a loop
+        over a data loader asks at each epoch."""
+        of = (self.current, self.restored)
+        if self._cells is None or self._cells[0] != of:
+            self._cells = of, frames.Cells(self.sources())
+        return self._cells[1]
 
     def sources(self) -> tuple[model.Source, ...]:
         """The record of every execution so far, and of what their cell magics compile; before them

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
@@ -19,11 +20,17 @@ class IntegerCopies:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._known: dict[int, tuple[Any, int, Any]] = {}  # weak reference, version, copy
-        self._modules: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._known: dict[int, tuple[Any, int | None, Any]] = {}  # weak reference, version, copy
+        self._buffers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
-    def take(self, namespace: Mapping[str, Any]) -> tuple[dict[int, Any], BaseException | None]:
-        """Copies by `id` of the tensor; and the error that a copy met: the context is dead then."""
+    def take(
+        self, namespace: Mapping[str, Any]
+    ) -> tuple[dict[int, tuple[Any, Any]], BaseException | None]:
+        """By `id` of each tensor a weak reference to it and a copy of its values; and the error
+        that a copy met: the context is dead then.
+
+        A tensor made later may have the `id` of one that is gone, and other values.
+        """
         torch = sys.modules.get("torch")
         if torch is None or not hasattr(torch, "Tensor"):
             return {}, None
@@ -36,24 +43,26 @@ class IntegerCopies:
             spent += tensor.numel() * tensor.element_size()
             if spent > self._most:
                 break
-            if known and known[0]() is tensor and known[1] == tensor._version:
+            version = _version(tensor)
+            same = known is not None and known[0]() is tensor and known[1] == version
+            if same and version is not None:
                 continue
             try:
                 with torch.no_grad():
                     copy = tensor.detach().cpu()
             except Exception as error:
                 return {}, error
-            self._known[id(tensor)] = (weakref.ref(tensor), tensor._version, copy)
+            self._known[id(tensor)] = (weakref.ref(tensor), version, copy)
         alive = {k: v for k, v in self._known.items() if v[0]() is not None}
         self._known = alive
-        return {k: v[2] for k, v in alive.items()}, None
+        return {k: (v[0], v[2]) for k, v in alive.items()}, None
 
     def current(self) -> dict[int, Any]:
         """Copies by `id` that still hold: the tensor lives, and was not written to since."""
         found = {}
         for key, (reference, version, copy) in self._known.items():
             tensor = reference()
-            if tensor is not None and tensor._version == version:
+            if tensor is not None and version is not None and _version(tensor) == version:
                 found[key] = copy
         return found
 
@@ -66,20 +75,38 @@ class IntegerCopies:
         visited = 0
         while todo and visited < MOST_VISITED:
             value, depth = todo.pop()
-            if isinstance(value, _PLAIN) or id(value) in seen:
+            if issubclass(type(value), _PLAIN) or id(value) in seen:
                 continue
             visited += 1
             seen.add(id(value))
-            if isinstance(value, torch.Tensor):
+            kind = type(value)
+            if issubclass(kind, torch.Tensor):
                 if value.is_cuda and not value.is_floating_point() and not value.is_complex():
                     yield value
-            elif isinstance(value, torch.nn.Module):
-                if value not in self._modules:
-                    self._modules.add(value)
-                    for module in value.modules():
-                        todo += [(b, _DEPTH) for b in module._buffers.values() if b is not None]
+            elif issubclass(kind, torch.nn.Module):
+                todo += [(b, _DEPTH) for b in self._integers_of(value)]
             elif depth < _DEPTH:
-                todo += [(part, depth + 1) for part in _parts(value)]
+                with contextlib.suppress(Exception):  # an object of the user's may answer anything
+                    todo += [(part, depth + 1) for part in _parts(value)]
+
+    def _integers_of(self, module: Any) -> list[Any]:
+        """A module's integer buffers on the GPU. All its parts are only looked at when it moved."""
+        place = next((p.device for p in module.parameters()), None)
+        known = self._buffers.get(module)
+        if known is None or known[0] != place:
+            buffers = [b for part in module.modules() for b in part._buffers.values()]
+            found = [
+                weakref.ref(b)
+                for b in buffers
+                if b is not None and b.is_cuda and not b.is_floating_point()
+            ]
+            self._buffers[module] = known = (place, found)
+        return [b for reference in known[1] if (b := reference()) is not None]
+
+
+def _version(tensor: Any) -> int | None:
+    """How often it was written to; None for one of `inference_mode`, which does not count."""
+    return None if tensor.is_inference() else int(tensor._version)
 
 
 def _parts(value: Any) -> list[Any]:

@@ -29,7 +29,7 @@ KEPT_LOOPS = 16  # of one execution
 KEPT_OF_ENDED = 16  # lists of a loop that has ended, where all loops keep too many indices
 
 
-class Loop:
+class LoaderLoop:
     """One `for` over one DataLoader."""
 
     def __init__(self, key: str, loader: Any, execution: int, rng: Any, began: int) -> None:
@@ -70,7 +70,7 @@ class Loop:
         self.workers = getattr(iterator, "_num_workers", 0)
         self.base_seed = getattr(iterator, "_base_seed", None)
 
-    def follows(self, earlier: Loop) -> None:
+    def follows(self, earlier: LoaderLoop) -> None:
         """The same worker processes go on after an earlier epoch."""
         self.made = earlier.made + earlier.indices
         earlier.iterator = None  # it counts this loop's batches now
@@ -101,7 +101,7 @@ class Loop:
         """Ordinal, in its epoch, of the oldest list that is kept."""
         return self.asked - len(self.lists)
 
-    def in_step_with(self, other: Loop) -> bool:
+    def in_step_with(self, other: LoaderLoop) -> bool:
         """Each batch of one goes with one of the other, as under `zip`."""
         mine, others = list(self.requests)[-2:], list(other.requests)[-2:]
         turns = [request in mine for request in sorted([*mine, *others])]
@@ -120,13 +120,13 @@ class Loop:
         alive = self.iterator is not None and self.iterator() is not None
         return alive and not self.finished
 
-    def alone(self, loops: Iterable[Loop]) -> bool:
+    def alone(self, loops: Iterable[LoaderLoop]) -> bool:
         """No other loop over a loader ran in the meantime."""
         others = [o for o in loops if o is not self and o.requests]
         return not any(o.began < self.requests[-1] and o.requests[-1] > self.began for o in others)
 
 
-def parts(failing: Loop, loops: Iterable[Loop]) -> list[tuple[Loop, Part, int]]:
+def parts(failing: LoaderLoop, loops: Iterable[LoaderLoop]) -> list[tuple[LoaderLoop, Part, int]]:
     """What each loop of an execution did as it died; the one that leads comes first.
 
     "leads": asked first in each step. "follows": it was in step with that one, the number of steps
@@ -136,7 +136,7 @@ def parts(failing: Loop, loops: Iterable[Loop]) -> list[tuple[Loop, Part, int]]:
     group = [failing, *(o for o in others if o.in_step_with(failing))]
     group.sort(key=lambda loop: loop.first_request)
     leader, *followers = group
-    found: list[tuple[Loop, Part, int]] = [(leader, "leads", 0)]
+    found: list[tuple[LoaderLoop, Part, int]] = [(leader, "leads", 0)]
     for loop in followers:
         late = sum(r > loop.requests[-1] for r in leader.requests)
         found.append((loop, "follows", 0 if loop.workers or leader.workers else late))
@@ -156,7 +156,10 @@ def _weak(thing: Any) -> Callable[[], Any]:
 
 
 def _size(indices: Any) -> int:
-    return len(indices) if isinstance(indices, list | tuple) else 1
+    try:
+        return len(indices)
+    except Exception:  # one index, as a number or a tensor without a dimension; or the user's own
+        return 1
 
 
 class LoaderWatch:
@@ -167,9 +170,11 @@ class LoaderWatch:
         self._number = number
         self._undo: list[tuple[Any, str, Any]] = []
         self._starting = threading.local()
-        self.latest: Loop | None = None  # the loop that was asked for a batch last
+        self.latest: LoaderLoop | None = None  # the loop that was asked for a batch last
         self.executions: deque[int] = deque(maxlen=KEPT_LOOPS)  # that looped, the newest last
-        self.loops: dict[str, Loop] = {}  # of the execution that began the newest, by their keys
+        self.loops: dict[
+            str, LoaderLoop
+        ] = {}  # of the execution that began the newest, by their keys
         self._request = 0
 
     def install(self) -> bool:
@@ -222,10 +227,10 @@ class LoaderWatch:
         self._undo.append((owner, name, plain))
         setattr(owner, name, new)
 
-    def _begin(self, loader: Any, frame: Any) -> Loop | None:
+    def _begin(self, loader: Any, frame: Any) -> LoaderLoop | None:
         try:
             key = frames.loader_key(loader, self._cells(), frame)
-            loop = Loop(key, loader, self._number(), random_states(), self._request)
+            loop = LoaderLoop(key, loader, self._number(), random_states(), self._request)
         except Exception:
             return None  # the user's data set may do anything in `len`; their loop goes on
         if loop.execution not in self.executions:
@@ -246,7 +251,7 @@ class LoaderWatch:
         self.loops[key] = loop
         return loop
 
-    def _adopt(self, iterator: Any, loop: Loop) -> None:
+    def _adopt(self, iterator: Any, loop: LoaderLoop) -> None:
         try:
             earlier = iterator.__dict__.get("_nb_loop")
             if earlier is not None:
@@ -257,4 +262,4 @@ class LoaderWatch:
             return  # not torch's own iterator
 
 
-__all__ = ["KEPT_LISTS", "LoaderWatch", "Loop", "parts"]
+__all__ = ["KEPT_LISTS", "LoaderLoop", "LoaderWatch", "parts"]

@@ -59,9 +59,16 @@ def bound(finding: model.Finding) -> str:
     return valid_range(finding.bound)
 
 
+def wraps(limit: model.Bound) -> bool:
+    """Negative indices count from the end."""
+    return not limit.high_inclusive and limit.low == -limit.high < 0
+
+
 def valid_range(limit: model.Bound) -> str:
     """ "0 <= index < 512", "0 <= value <= 1", with the ignored index where there is one."""
     name, sign = ("value", "<=") if limit.high_inclusive else ("index", "<")
+    if wraps(limit):
+        return f"0 <= index < {number(limit.high)}, or {number(limit.low)}..-1 from the end"
     text = f"{number(limit.low)} <= {name} {sign} {number(limit.high)}"
     return text if limit.ignore is None else f"{text}, or {number(limit.ignore)} (ignored)"
 

@@ -49,7 +49,8 @@ def picture(finding: model.Finding) -> Picture | None:
     middle = 100 - SIDE * (bool(low) + bool(high))
     last = limit.high if limit.high_inclusive else limit.high - 1
     segments = [_side(low)] if low else []
-    segments += [Segment(True, middle, figures.number(limit.low), figures.number(last))]
+    first = 0 if figures.wraps(limit) and not low else limit.low
+    segments += [Segment(True, middle, figures.number(first), figures.number(last))]
     segments += [_side(high)] if high else []
     found = figures.values(finding.bad_values, finding.distinct_bad)
     return Picture(tuple(segments), f"valid {figures.bound(finding)}; found {found}")

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from nb_assertdoc import model
 from nb_assertdoc.report import evidence, figures, words
+from nb_assertdoc.report.code import wrap_code
 from nb_assertdoc.report.layout import (
     COLUMNS,
     block,
-    cut,
     encodable,
     fit,
     printable,
@@ -143,7 +143,9 @@ def _what(report: model.Report) -> list[str]:
 def _also(report: model.Report) -> list[str]:
     others = report.other_findings
     rows = _wrapped([words.brief(finding) for finding in others[:5]], hanging="  ")
-    return rows + ([f"and {len(others) - 5} more findings"] if len(others) > 5 else [])
+    return rows + (
+        [f"and {figures.plural(len(others) - 5, 'more finding')}"] if len(others) > 5 else []
+    )
 
 
 def _fixes(report: model.Report) -> list[str]:
@@ -153,16 +155,19 @@ def _fixes(report: model.Report) -> list[str]:
         rows += _wrapped([" ".join(filter(None, [title, "" if why == title else why]))])
         if fix.edit is not None:
             cell = words.edited(report, fix.edit)
-            rows += block("  " + cell, _code(words.changed(fix.edit), 4 + len(cell)), 4 + len(cell))
+            margin = 4 + len(cell)
+            room = COLUMNS - MARGIN - margin
+            lines = [
+                piece
+                for line in words.changed(fix.edit)
+                for piece in wrap_code(line, room, indent=7, backslash=False)
+            ]
+            rows += block("  " + cell, lines, margin)
         if code is not None:
             lines = printable(code[:20_000]).strip("\n").split("\n")
-            rows += ["  " + line for line in _code(lines[:40], 2)]
+            room = COLUMNS - MARGIN - 2
+            rows += ["  " + piece for line in lines[:40] for piece in wrap_code(line, room)]
     return rows
-
-
-def _code(lines: Iterable[str], indent: int) -> list[str]:
-    """Code is never cut: what does not fit goes on in the next line."""
-    return [piece for line in lines for piece in cut(line, COLUMNS - MARGIN - indent)]
 
 
 def _next(report: model.Report, past: bool, live: bool) -> list[str]:

@@ -14,6 +14,7 @@ from nb_assertdoc.report.figures import (
     values,
 )
 from nb_assertdoc.report.layout import printable, short
+from nb_assertdoc.report.steps import in_terminal, once_restarted, read
 
 CONFIDENCE = {
     "certain": "CERTAIN",
@@ -160,25 +161,31 @@ def amount(finding: model.Finding) -> str:
 
 
 def origin(report: model.Report) -> str:
-    """The step, the rows of the batch and the rows of the data set."""
+    """The steps, the data's first; the rows of the batch and the rows of the data set."""
     if report.finding is None or report.finding.step is None:
         return ""
     step = report.finding.step
-    loop = short(step.loop, 120).rstrip(":")
-    text = f"step {number(step.iteration)}" + (f" of `{loop}`" if loop else "")
-    ran = next((r.steps for r in report.replays if r.outcome == "fault"), None)
-    skipped = step.iteration + 1 - ran if ran is not None else 0
-    if ran and skipped > 0:
-        last = number(skipped - 1)
-        text += " (batch 0 not re-run)" if skipped == 1 else f" (batches 0..{last} not re-run)"
-    else:
-        text += ", counted from 0"
+    inner = model.Round(loop=step.loop, iteration=step.iteration)
+    rounds = [_round(each) for each in (*step.around, inner)]
+    if step.left_out:
+        rounds[0] += f" ({model.batches(step.left_out)} not re-run)"
+    text = ", in it ".join(rounds) + ("" if step.left_out else ", counted from 0")
     if step.batch_rows:
         text += f"; row{'s' if len(step.batch_rows) > 1 else ''} {listed(step.batch_rows)}"
     if step.dataset_indices:
         text += " =" if step.batch_rows else ";"
         text += f" dataset[{listed(step.dataset_indices)}]"
-    return text + (f" of split `{short(step.split, 40)}`" if step.split else "")
+    of = " of" if step.batch_rows or step.dataset_indices else ";"
+    return text + (f"{of} split `{short(step.split, 40)}`" if step.split else "")
+
+
+def _round(step: model.Round) -> str:
+    loop = short(step.loop, 120).rstrip(":")
+    if re.match(r"(async )?(for|while)\b", loop):
+        loop = f"`{loop}`"
+    elif loop.startswith("loop over"):
+        loop = f"the {loop}"  # a library's
+    return f"step {number(step.iteration)}" + (f" of {loop}" if loop else "")
 
 
 def meanings(finding: model.Finding) -> list[str]:
@@ -328,28 +335,16 @@ def steps(report: model.Report, past: bool = False, live: bool = True) -> list[s
     """What to do next; after the restart not what leads to it, in a terminal no magics."""
     told = []
     for step in report.next_steps[:9]:
-        if past and re.match(r"(%assertdoc )?restart", step):
-            back = re.search(r"(%assertdoc restore) (gives back .*)", step)
-            step = f"{back[1]}    {back[2]}" if back else ""
-        if not live:
-            step = re.sub(r"^%+cpu_replay (--engine \w+)", r"nb-assertdoc run \1", step)
-            if step.startswith("restart, set CUDA_LAUNCH_BLOCKING"):
-                step = "nb-assertdoc run --launch-blocking    the traceback names the true line"
-            step = "" if step.startswith("%") else step
+        step = once_restarted(step) if past else step
+        step = step if live else in_terminal(step)
         told += [step[:1000]] if step else []
     return told
-
-
-def command(step: str) -> tuple[str, str]:
-    """A step's command and its words, which two spaces or more part: "%assertdoc verify    ..."."""
-    found = re.fullmatch(r"(\S.*?) {2,}(.*)", step, re.DOTALL)
-    return (found[1], found[2]) if found else ("", step)
 
 
 def losses(report: model.Report, past: bool = False, live: bool = True) -> list[str]:
     """What a restart loses, or has lost: nothing is said where none is needed."""
     said: list[str] = []
-    stored = any("%assertdoc restore gives back" in step for step in report.next_steps)
+    stored = any(read(step).given_back for step in report.next_steps)
     if report.crash is None or not live or (stored and not past):  # that step says it
         return said
     if report.lost:
@@ -375,8 +370,7 @@ def lost(variable: model.Lost) -> str:
 
 def before_restart(report: model.Report | None, forewarn: str) -> str:
     """What a restart loses and keeps, and what the front end will say of it."""
-    steps = report.next_steps if report is not None else ()
-    told = [s.partition("    ")[2] for s in steps if s.startswith("%assertdoc restart")]
-    said = [t for t in told if "lost: " in t or "%assertdoc restore" in t]
+    steps = map(read, report.next_steps if report is not None else ())
+    said = [step.words for step in steps if step.foretells]
     said = said or ["all variables of this kernel are lost"]
     return "\n".join(sentence(line[:1].upper() + line[1:]) for line in [*said, forewarn] if line)

@@ -10,12 +10,13 @@ from __future__ import annotations
 from nb_assertdoc.salvage.gpu import on_gpu
 from nb_assertdoc.salvage.limits import Unsaveable, refusing_cuda
 from nb_assertdoc.salvage.names import hidden, reached
-from nb_assertdoc.salvage.placeholders import Missing, StandIn, began_anew, touched
+from nb_assertdoc.salvage.placeholders import Freed, Missing, StandIn, began_anew, metadata, touched
 from nb_assertdoc.salvage.reader import load, names_in, read
 from nb_assertdoc.salvage.weights import with_copies
 from nb_assertdoc.salvage.writer import Salvaged, write
 
 __all__ = [
+    "Freed",
     "Missing",
     "Salvaged",
     "StandIn",
@@ -23,6 +24,7 @@ __all__ = [
     "began_anew",
     "hidden",
     "load",
+    "metadata",
     "names_in",
     "on_gpu",
     "reached",

@@ -88,6 +88,26 @@ class StandIn:
     integers: Any = None  # a CPU tensor with the values, taken before the crash
 
 
+def metadata(tensor: Any) -> tuple[Any, ...]:
+    """What a `StandIn` says of a CUDA tensor before its `owner`; no CUDA call is made."""
+    torch: Any = sys.modules["torch"]
+    with torch._C.DisableTorchFunction():  # plain attributes, whatever a subclass makes of them
+        stride = tuple(tensor.stride()) if tensor.layout is torch.strided else None
+        parameter = isinstance(tensor, torch.nn.Parameter)
+        about = tensor.requires_grad, str(tensor.device), parameter
+        return tuple(tensor.shape), tensor.dtype, stride, *about
+
+
+class Freed:
+    """A CUDA tensor that the user's code has freed since: a capsule has its stand-in."""
+
+    def __init__(self, *fields: Any) -> None:
+        self._fields = fields  # those of `StandIn`
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return STAND_IN, self._fields
+
+
 class _Reader:
     """A name in the stream that the reader replaces by something of its own."""
 

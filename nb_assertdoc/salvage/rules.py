@@ -154,12 +154,10 @@ def _plain_tensor(pickler: Writing, tensor: Any, torch: Any) -> Any:
         not tensor.is_cuda and tensor.device.type == "meta"
     ):
         return pickler.default(tensor)
-    parameter = isinstance(tensor, torch.nn.Parameter)
     if tensor.is_cuda or tensor.device.type != "cpu":
-        stride = tuple(tensor.stride()) if tensor.layout is torch.strided else None
         known = pickler.integer_copies.get(id(tensor))
-        about = tensor.requires_grad, str(tensor.device), parameter, pickler.owner(tensor), known
-        return p.STAND_IN, (tuple(tensor.shape), tensor.dtype, stride, *about)
+        return p.STAND_IN, (*p.metadata(tensor), pickler.owner(tensor), known)
+    parameter = isinstance(tensor, torch.nn.Parameter)
     plain = kind is torch.Tensor or kind.__module__ == "torch.nn.parameter"
     if not plain or tensor.layout is not torch.strided or tensor.is_quantized:
         return pickler.default(tensor)
@@ -295,7 +293,3 @@ def _cell(cell: types.CellType) -> Any:
     except ValueError:
         return p.empty_cell, ()
     return p.empty_cell, (), content, None, None, p.set_cell
-
-
-def _reference(target: Any) -> Any:
-    return (weakref.ref, (target,)) if target is not None else (p.forgotten, ())

@@ -1,6 +1,6 @@
 """Looks at all of the data, not only the batch that failed, for values that are out of range."""
 
-from .choose import Loop, Range, evaluated, range_of, scan_chosen
+from .choose import FailedLoop, Range, evaluated, range_of, scan_chosen
 from .readers import STREAM_ROWS
 from .sources import sources
 from .tally import Column, Scan, scan
@@ -8,7 +8,7 @@ from .tally import Column, Scan, scan
 __all__ = [
     "STREAM_ROWS",
     "Column",
-    "Loop",
+    "FailedLoop",
     "Range",
     "Scan",
     "evaluated",

@@ -10,11 +10,12 @@ from typing import Any
 
 from ..errors import UsageError
 from ..model import Bound, Number, Report
+from ..salvage import Unsaveable
 from .advice import advised, span
 from .readers import STREAM_ROWS, Columnar, Rows, Source
 from .reading import is_tensor
 from .sources import sources
-from .tally import Progress, Scan, holders, scan
+from .tally import Progress, Scan, harmless, holders, scan
 
 _CONFIRMED = 16  # rows of the failing batch that are looked at to find its field
 _MOST_VALUES = 20_000_000  # of a variable that is searched unasked
@@ -40,8 +41,8 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Loop:
-    """The loop over a DataLoader that failed; None: gone by now, or there was none."""
+class FailedLoop:
+    """The loop over a DataLoader that failed; None: gone by now."""
 
     loader: Any = None
     dataset: Any = None
@@ -66,7 +67,7 @@ def range_of(report: Report | None) -> Range:
             bound=Bound(low=0, high=finding.bound.high + 1),
             why=f"at most {finding.bound.high} values in a row: one for each position",
             lengths=True,
-            loop=step.loop if step is not None else "",
+            loop=step.of_data.loop if step is not None else "",
         )
     return Range(
         bound=finding.bound,
@@ -75,15 +76,21 @@ def range_of(report: Report | None) -> Range:
         rows=(step.dataset_indices or ()) if step is not None else (),
         fixed=finding.op in _OF_THE_MODEL,
         each=step is not None and firsts == list(step.batch_rows),
-        loop=step.loop if step is not None else "",
+        loop=step.of_data.loop if step is not None else "",
     )
 
 
-def evaluated(expression: str, namespace: Mapping[str, Any]) -> tuple[str, Any]:
-    """The code and the value of an expression of the user's. Raises `UsageError` where it fails."""
+def evaluated(expression: str, namespace: Mapping[str, Any], dead: bool) -> tuple[str, Any]:
+    """The code and the value of an expression of the user's; `dead` keeps it from the GPU.
+
+    Raises `UsageError` where it fails.
+    """
     try:
         node = ast.parse(expression.strip(), mode="eval").body
-        value = eval(compile(expression.strip(), "<scan>", "eval"), dict(namespace))
+        with harmless(dead):
+            value = eval(compile(expression.strip(), "<scan>", "eval"), dict(namespace))
+    except Unsaveable as error:
+        raise UsageError(f"{expression}: {error}") from error
     except Exception as error:
         raise UsageError(f"{expression}: {type(error).__name__}: {error}") from error
     whole = isinstance(
@@ -97,7 +104,7 @@ def scan_chosen(
     namespace: Mapping[str, Any],
     *,
     named: tuple[str, Any] | None = None,
-    loop: Loop = Loop(),
+    loop: FailedLoop | None = None,
     dead: bool = False,
     most: int = STREAM_ROWS,
     progress: Progress = lambda done, total: None,
@@ -107,8 +114,9 @@ def scan_chosen(
     Variables are those that hold all bad values of the finding. Raises `UsageError` where nothing
     can be chosen; it lists what there is.
     """
-    if named is None:
-        named = _of_loop(loop, namespace) or _of_header(valid.loop, namespace)
+    if named is None and loop is not None:
+        named = _of_loop(loop, namespace)
+    named = named or _of_header(valid.loop, namespace)
     if named is None:
         return _scan_variables(valid, namespace, dead, progress)
     name, thing = named
@@ -158,7 +166,7 @@ def _notes(found: Scan, parts: Sequence[Source]) -> list[str]:
     return notes
 
 
-def _of_loop(loop: Loop, namespace: Mapping[str, Any]) -> tuple[str, Any] | None:
+def _of_loop(loop: FailedLoop, namespace: Mapping[str, Any]) -> tuple[str, Any] | None:
     """The code and value of the loader of the failing loop, or of its data set."""
     for thing in (loop.loader, loop.dataset):
         name = _name_of(thing, namespace) if thing is not None else None
@@ -266,4 +274,4 @@ def _cost(part: Source) -> int:
     return 1 if not isinstance(part, Rows) else 10 if part.one == "v" else 100
 
 
-__all__ = ["Loop", "Range", "range_of", "scan_chosen", "span"]
+__all__ = ["FailedLoop", "Range", "range_of", "scan_chosen", "span"]

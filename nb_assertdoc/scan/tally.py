@@ -204,7 +204,7 @@ def scan(
     stopped = False
     totals = [source.total for source in sources if source.counted]
     total = None if None in totals else sum(t for t in totals if t is not None)
-    with _harmless(dead):
+    with harmless(dead):
         try:
             for source in sources:
                 for event in source.read(dead):
@@ -269,7 +269,7 @@ def holders(
     """
     seen: dict[str, set[int]] = {}
     columns: dict[str, set[int]] = {}
-    with _harmless(dead):
+    with harmless(dead):
         for source in sources:
             if source.total is None or source.total <= max(rows):
                 continue
@@ -288,7 +288,7 @@ def holders(
 
 
 @contextmanager
-def _harmless(dead: bool) -> Iterator[None]:
+def harmless(dead: bool) -> Iterator[None]:
     """The user's own code runs: nothing changes for the next, and `dead` keeps it from the GPU."""
     with random_states_kept(), refusing_cuda() if dead else nullcontext():
         yield

@@ -135,7 +135,10 @@ class SimulatedGpu(devices.Hooks):
         if _in_backward() == -1:
             _check_devices(name, tensors, here)
         self._enqueue(name, args, tensors)
-        found = indexing.usages(func, args, kwargs)  # type: ignore[arg-type]
+        try:
+            found = indexing.usages(func, args, kwargs)  # type: ignore[arg-type]
+        except indexing.Unread:
+            found = ()  # the operator itself says what is wrong with the call
         wrong = [usage for usage in found if self.failing(usage)]
         if wrong:
             mended = indexing.repaired(func, args, kwargs, found)  # type: ignore[arg-type]

@@ -38,7 +38,6 @@ _SYSTEM: tuple[tuple[Any, str], ...] = (
     (torch.random, "seed"),
 )
 _ENVIRONMENTS = ("gym.", "gymnasium.")  # their `reset()` without a seed
-_CLASSES = {"RandomState", "SeedSequence", "Random", "SystemRandom"}
 
 
 def install(cells: Cells, note: Callable[[str], None]) -> None:

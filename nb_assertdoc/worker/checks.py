@@ -12,6 +12,7 @@ from .. import indexing
 from ..indexing import Bad, Usage
 from ..model import SHOWN_VALUES, Checks, Number, Tightest, Values
 from .madeup import MadeUp
+from .standins import LOST
 
 
 @dataclass
@@ -94,6 +95,8 @@ class Checker:
         self.seen: dict[tuple[Any, ...], Seen] = {}
         self.ghost_operators: set[str] = set()
         self.unchecked: set[str] = set()  # those of them whose index was not computed
+        self.passed_over: set[str] = set()  # those whose index was only on the GPU
+        self.notes: list[str] = []  # of calls that could not be read
         self.measure: Callable[[Usage], None] | None = None
 
     def reset(self) -> None:
@@ -104,6 +107,16 @@ class Checker:
         self.seen.clear()
         self.ghost_operators.clear()
         self.unchecked.clear()
+        self.passed_over.clear()
+        self.notes.clear()
+
+    def unread(self, call: indexing.Unread) -> None:
+        """A call ran that could not be read: it may be the culprit, whatever is found later."""
+        self.ghost_operators.add(call.op)
+        self.unchecked.add(call.op)
+        note = f"a call of `{call.op}` was not checked, it could not be read ({call})"
+        if note not in self.notes:
+            self.notes.append(note)
 
     def check(
         self, usages: tuple[Usage, ...], func: Any, args: Any, kwargs: Any
@@ -111,7 +124,10 @@ class Checker:
         """Check one call; returns the arguments to run it with (repaired where bad or made up)."""
         repair = False
         for usage in usages:
-            if self._unknown(usage.tensor) is not None or self._unknown_bound(usage):
+            why = self._unknown(usage.tensor)
+            if why is not None or self._unknown_bound(usage):
+                if why == LOST:
+                    self.passed_over.add(usage.op)
                 if not _in_range(usage):
                     self.ghost_operators.add(usage.op)
                     if usage.kind == "index":

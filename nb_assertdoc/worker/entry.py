@@ -10,16 +10,36 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import salvage
 from ..frames import Cells, at_top, here, user_frames
-from ..model import REBUILT, Evidence, Observed, Order, Outcome, RealError, from_json, to_json
+from ..model import (
+    REBUILT,
+    Evidence,
+    Observed,
+    Order,
+    Outcome,
+    RealError,
+    batches,
+    from_json,
+    to_json,
+)
 from .output import Captured
 from .process import die_with_the_host, draw_nothing, name_cells, peak_rss
+
+if TYPE_CHECKING:
+    from .capsule import Capsule
+    from .checks import Checker
+    from .hooks import ReplayHooks
+    from .loaders import Loaders
+    from .loops import LoopCounter
+    from .madeup import Decisions
+    from .measure import Measure
+    from .observer import Observer
+    from .sandbox import Sandbox
 
 GRACE_SECONDS = 1.5  # for further faults of the same batch
 GRACE_OPERATORS = 3000
@@ -34,8 +54,24 @@ class Run:
         self.started = time.monotonic()
         self.cells = Cells((*self.order.sources, *self.order.history, self.order.cell))
         self.cells.teach_linecache()
+        # Made by `prepare`: torch is imported in the user's folder, with their paths.
+        self.output: Captured
+        self.sandbox: Sandbox
+        self.hooks: ReplayHooks
+        self.checker: Checker
+        self.decisions: Decisions | None = None  # of ghosts only
+        self.loops: LoopCounter
+        self.loaders: Loaders
+        self.namespace: dict[str, Any]
+        self.observer: Observer
+        self.measure: Measure | None = None  # where ranges are asked for
+        self.capsule: Capsule
+        # What is met.
         self.observed: list[Observed] = []
         self.differences: list[str] = []
+        self.error: BaseException | None = None  # that ended the cell
+        self.chance: str | None = None  # the first random number that no replay can repeat
+        self._undescribed = False  # a fault was met of which there is no evidence
         self._fault_at: tuple[float, int] | None = None
         self._fault_step: tuple[Any, ...] | None = None
         self._in_cell = False
@@ -57,13 +93,10 @@ class Run:
         from .sandbox import Sandbox
 
         self.sandbox = Sandbox(self.folder / "scratch", Path(order.cwd), free=(self.folder,))
-        import torch
-
         from .. import devices, indexing
-        from . import chance, counters, ghosts, hooks, loaders, loops, measure, observer
+        from . import capsule, chance, counters, ghosts, hooks, loaders, loops, measure, observer
         from .checks import Checker
 
-        self.torch = torch
         self.hooks = hooks.ReplayHooks() if order.real_floats else hooks.GhostHooks()
         self.checker = Checker(
             self.hooks.unknown,
@@ -82,7 +115,6 @@ class Run:
             ),
             self.hooks,
         )
-        self.decisions = None
         if isinstance(self.hooks, hooks.GhostHooks):
             self.decisions = ghosts.install(self.hooks, self.cells)
             self.decisions.on_endless = self._endless
@@ -96,8 +128,7 @@ class Run:
             self._used_up,
         )
         shell = get_ipython()
-        self.shell = shell
-        self.namespace: dict[str, Any] = shell.user_ns
+        self.namespace = shell.user_ns
         self.observer = observer.Observer(
             self.cells,
             self.namespace,
@@ -106,12 +137,14 @@ class Run:
             self.loaders,
             tuple(c.source for c in self.cells),
         )
-        self.measure = measure.Measure(order.batches, self.observer.site) if order.batches else None
+        if order.batches:
+            self.measure = measure.Measure(order.batches, self.observer.site)
         chance.install(self.cells, self._chance)
         counters.install(self.cells, lambda: self.loaders.passed)
         name_cells(shell, self.cells)
         shell.events.register("post_run_cell", self._ended)
-        self._load()
+        self.capsule = capsule.Capsule(self.folder, order, self.differences)
+        self.capsule.fill(self.namespace, self.loaders.generators)
         shell.system = shell.getoutput = self._no_shell
         draw_nothing(shell)
         shell.kernel.raw_input = self._no_input  # becomes `input` as each cell begins
@@ -119,52 +152,12 @@ class Run:
         if not order.history:
             self.begin_cell()
 
-    def _load(self) -> None:
-        folders = [self.folder / name for name in ("variables", "capsule")]
-        if any(map(Path.is_dir, folders)):
-            self._load_variables(filter(Path.is_dir, folders))
-        state = self.folder / "rng.pickle"
-        if state.is_file():
-            from . import rewind
-            from .sources import set_rng
-
-            random_states, rest = rewind.read(state)
-            self.set_random = lambda: set_rng(random_states)
-            self.set_random()
-            self.not_rewound = rewind.put_back(self.namespace, rest, self.loaders.generators)
-
-    def _load_variables(self, folders: Iterable[Path]) -> None:
-        from .standins import StandIns
-
-        make = StandIns(self.order.real_floats)
-        loaded: dict[str, Any] = {}  # as the crash left them, then as the cell began
-        for folder in folders:
-            values, losses = salvage.load(folder, self.namespace, make=make.tensor)
-            for lost in losses:
-                self.differences.append(f"`{lost.name}` was not loaded: {lost.why}")
-                values.setdefault(lost.name, salvage.Missing(lost.what, lost.why))
-            early = {n: v for n, v in values.items() if n not in loaded or n in self.order.rebound}
-            loaded.update(early)
-        self.namespace.update(loaded)
-        self.floats_lost = make.floats_lost
-        if make.floats_lost and self.order.real_floats:
-            self.remade = make.initialise(self.namespace)
-            self.differences += self.remade
-
-    set_random: Any = None  # puts the random generators back to where the cell began
-    floats_lost = False
-    remade: tuple[str, ...] = ()  # where weights that were lost are from
-    not_rewound: tuple[str, ...] = ()
-    chance: str | None = None  # the first random number that no replay can repeat
-
     def _chance(self, words: str) -> None:
         if self._in_cell and self.chance is None:
             self.chance = words
 
     def _ended(self, result: Any) -> None:
         self.error = result.error_before_exec or result.error_in_exec
-
-    error: BaseException | None = None
 
     def _no_shell(self, command: str, *args: Any, **kwargs: Any) -> Any:
         self.differences.append(f"shell command not run: {command[:200]}")
@@ -178,8 +171,8 @@ class Run:
         """From here on it is the failing cell."""
         self._in_cell = True
         self._cell_began = time.monotonic()
-        if self.order.history and self.set_random is not None:
-            self.set_random()
+        if self.order.history:
+            self.capsule.set_random()
         self.loaders.install()
         self.loops.start()
         self.checker.reset()
@@ -230,8 +223,6 @@ class Run:
             text = f"a fault was met and could not be described: {traceback.format_exc(limit=-3)}"
             self.differences.append(text)
 
-    _undescribed = False  # a fault was met of which there is no evidence
-
     def _known(self, new: Observed) -> bool:
         f = new.finding
         same = [
@@ -259,14 +250,14 @@ class Run:
             ]
         if usage.kind != "index" and self.order.real_floats:
             found.append("floats differ on the CPU: rounding, random numbers of the GPU")
-        found += self.remade
+        found += [*self.checker.notes, *self.capsule.remade]
         if self.order.history:
             found.append(REBUILT)
         if self.hooks.lost_read:
             found.append("a number that was only on the GPU went to Python, and is not known")
         found += [
             f"`{name}` was changed by the cell before it died, and could not be put back"
-            for name in self.not_rewound
+            for name in self.capsule.not_rewound
         ]
         if usage.op in self.checker.unchecked:
             found.append(f"an earlier `{usage.op}` was not checked: its values were not computed")
@@ -316,7 +307,9 @@ class Run:
     def write(self, outcome: Outcome, error: RealError | None = None) -> None:
         """Write the evidence, whole or not at all."""
         hooks = self.hooks
-        differences = [*self.differences, *self.sandbox.notes, *self.loaders.skipped]
+        differences = [*self.differences, *self.checker.notes, *self.sandbox.notes]
+        if self.loaders.left_out:
+            differences.append(f"{batches(self.loaders.left_out)} not re-run")
         if self.loaders.truncated:
             differences.append("other loops over a DataLoader got few of their batches")
         if getattr(hooks, "emulated_skipped", False):
@@ -336,7 +329,7 @@ class Run:
             missing=salvage.touched(),
             measured=self.measure.records() if self.measure is not None else (),
             shortened=self.loaders.shortened,
-            floats_lost=self.floats_lost,
+            floats_lost=self.capsule.floats_lost,
             loop=self.loaders.replayed,
             error=error,
             warnings=self.output.warnings(),

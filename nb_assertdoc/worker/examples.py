@@ -11,11 +11,10 @@ from typing import Any
 from .. import devices
 from ..indexing import Bad, Usage
 from ..model import Example, Number, Step
+from ..naming import Call, Names, shortened
 from ..salvage import Missing
 
 MOST = 20
-LONGEST = 40  # characters of a token, a category or a file's name
-_NAMES = re.compile(r"class|label|categor|vocab|itos|names|tokens|symbols", re.IGNORECASE)
 _FILE = re.compile(r"[^\n]*\.\w{1,5}")
 
 
@@ -26,13 +25,15 @@ def examples(
     batch_size: int,
     dataset: Any,
     namespace: Mapping[str, Any],
+    about: str = "",
 ) -> tuple[Example, ...]:
     """The first bad values, in the order of their positions.
 
     `batch_size`: rows of the batch whose order the faulty tensor keeps; 0 where that is unknown.
+    `about`: the user's names for the index and what it goes into: which table they speak of.
     """
     try:
-        return tuple(_each(usage, bad, step, batch_size, dataset, namespace))
+        return tuple(_each(usage, bad, step, batch_size, dataset, namespace, about))
     except Exception:
         return ()  # the finding is worth more than its illustration
 
@@ -44,14 +45,18 @@ def _each(
     batch_size: int,
     dataset: Any,
     namespace: Mapping[str, Any],
+    about: str,
 ) -> Iterator[Example]:
     known = dict(zip(step.batch_rows, step.dataset_indices or (), strict=False)) if step else {}
+    variables = {k: v for k, v in namespace.items() if not isinstance(v, Missing)}
+    names = Names(
+        {**variables, **_parts(dataset)}, Call(about, usage.argument == "target", usage.bound)
+    )
     meanings: dict[Number, str | None] = {}
-    tables = {**namespace, **_tables(dataset)}
     for position in bad.positions[:MOST]:
         value = _number(usage.tensor, position)
         if value not in meanings:
-            meanings[value] = next(_meanings(value, tables), None)
+            meanings[value] = names.of(value)
         row: int | None = None
         if step is not None and batch_size and position:
             at = position[0] * batch_size // usage.tensor.shape[0]
@@ -75,48 +80,11 @@ def _number(tensor: Any, position: Sequence[int]) -> Number:
     return int(value)  # a bool's too
 
 
-def _tables(dataset: Any) -> dict[str, Any]:
+def _parts(dataset: Any) -> dict[str, Any]:
     """The parts of a data set, as "dataset.classes"; of what is below a `Subset`."""
     while hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
     return {f"dataset.{name}": part for name, part in getattr(dataset, "__dict__", {}).items()}
-
-
-def _meanings(value: Number, tables: Mapping[str, Any]) -> Iterator[str]:
-    """What the user's own tables say of a value: "word2id['zebra']", "tok: token '<ent>'"."""
-    if not isinstance(value, int) or value < 0:
-        return
-    for name, thing in tables.items():
-        if name.startswith("_") or isinstance(thing, type | Missing):
-            continue
-        try:
-            yield from _said(value, name, thing)
-        except Exception:
-            continue  # a user's or a library's object may answer with anything
-
-
-def _said(value: int, name: str, thing: Any) -> Iterator[str]:
-    if hasattr(thing, "convert_ids_to_tokens"):
-        if value < len(thing):
-            yield f"{name}: token {_short(thing.convert_ids_to_tokens(value))!r}"
-    elif isinstance(thing, dict):
-        if _numbers(thing):
-            yield from (f"{name}[{_short(k)!r}]" for k, v in thing.items() if v == value)
-    elif isinstance(thing, list | tuple):
-        if _NAMES.search(name) and value < len(thing) and isinstance(thing[value], str):
-            yield f"{name}[{value}] = {_short(thing[value])!r}"
-    elif (classes := getattr(thing, "classes_", None)) is not None and value < len(classes):
-        yield f"{name}.classes_[{value}] = {_short(classes[value])!r}"
-
-
-def _numbers(table: dict[Any, Any]) -> bool:
-    """The table numbers names from 0 or 1 on, without a gap."""
-    if not 2 <= len(table) <= 1_000_000:
-        return False
-    values = table.values()
-    if not all(type(k) is str and type(v) is int for k, v in table.items()):
-        return False
-    return min(values) in (0, 1) and len(set(values)) == max(values) - min(values) + 1
 
 
 def _file(dataset: Any, index: int) -> str | None:
@@ -130,12 +98,7 @@ def _file(dataset: Any, index: int) -> str | None:
                 continue
             first = held[index][0] if isinstance(held[index], list | tuple) else held[index]
             if isinstance(first, str | PurePath) and _FILE.fullmatch(str(first)):
-                return _short(PurePath(first).name)
+                return shortened(PurePath(first).name)
     except Exception:
         return None  # the data set is the user's code
     return None
-
-
-def _short(text: Any) -> str:
-    line = str(text)
-    return line if len(line) <= LONGEST else line[: LONGEST - 3] + "..."

@@ -1,6 +1,6 @@
 """What runs at each operator of a replay: the checks, then the operator, on real floats or ghosts.
 
-The rules of ghosts are those of docs/architecture.md, section "Worker side": a parameter is a
+The rules of ghosts are those of docs/architecture.md, section "Worker": a parameter is a
 ghost (a tensor on `meta`) from birth, what depends on a ghost is unknown, and an unknown value is
 never reported as a fault.
 """
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from .. import devices, indexing
+from ..indexing import is_meta
 from . import health, metas
 from .checks import Checker
-from .ranges import is_meta as _is_meta
 from .ranges import note_range
+from .standins import LOST
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -30,7 +31,7 @@ _RANDOM = torch.Tag.nondeterministic_seeded
 
 def is_ghost(tensor: Tensor) -> bool:
     """True for a tensor without values."""
-    return bool(_is_meta(tensor))
+    return bool(is_meta(tensor))
 
 
 def tensors_of(args: Iterable[Any], kwargs: dict[str, Any]) -> list[Tensor]:
@@ -83,9 +84,18 @@ class ReplayHooks(devices.Hooks):
         """One operator."""
         kwargs = kwargs or {}
         self.operators += 1
-        usages = indexing.usages(func, args, kwargs)
+        try:
+            usages = indexing.usages(func, args, kwargs)
+        except indexing.Unread as unread:
+            out = self.compute(func, args, kwargs)  # raises where the call is malformed
+            self.checker.unread(unread)
+            return out
         if usages:
             args, kwargs = self.checker.check(usages, func, args, kwargs)
+        return self.compute(func, args, kwargs)
+
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a checked operator."""
         tensors = tensors_of(args, kwargs)
         if func is aten._local_scalar_dense.default and any(map(self.unknown, tensors)):
             self.lost_read = True  # on ghosts it is a decision, or leaks
@@ -110,6 +120,10 @@ class ReplayHooks(devices.Hooks):
         return out
 
 
+def _integers(out: Any) -> bool:
+    return isinstance(out, Tensor) and not out.dtype.is_floating_point
+
+
 def _mark(out: Any, name: str, value: Any) -> None:
     for t in (out,) if isinstance(out, Tensor) else out if isinstance(out, list | tuple) else ():
         if isinstance(t, Tensor):
@@ -119,7 +133,7 @@ def _mark(out: Any, name: str, value: Any) -> None:
 def _at_cpu(out: Any) -> None:
     """A ghost that is nowhere else is on the CPU: the user never sees `meta`."""
     for t in (out,) if isinstance(out, Tensor) else out if isinstance(out, list | tuple) else ():
-        if isinstance(t, Tensor) and _is_meta(t) and devices.tag_of(t) is None:
+        if isinstance(t, Tensor) and is_meta(t) and devices.tag_of(t) is None:
             devices.tag(t, _CPU)
 
 
@@ -154,10 +168,10 @@ class GhostHooks(ReplayHooks):
 
     def unknown(self, tensor: Tensor) -> str | None:
         """Ghosts, solids that a ghost was written into, and what came of these."""
-        if is_ghost(tensor):
-            return "a value that was not computed"
         if "_nb_why" in tensor.__dict__:
             return str(tensor.__dict__["_nb_why"])
+        if is_ghost(tensor):
+            return "a value that was not computed"
         if self._spoiled and tensor.layout == torch.strided:
             spoiled = self._spoiled.get(tensor.untyped_storage()._cdata)
             return str(spoiled[1]) if spoiled is not None else None
@@ -167,16 +181,11 @@ class GhostHooks(ReplayHooks):
         storage = tensor.untyped_storage()  # kept: a freed storage's address would come again
         self._spoiled[storage._cdata] = (storage, "a value that was not computed")
 
-    def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """One operator, on ghosts where one of its arguments is a ghost."""
-        kwargs = kwargs or {}
-        self.operators += 1
-        usages = indexing.usages(func, args, kwargs)
-        if usages:
-            args, kwargs = self.checker.check(usages, func, args, kwargs)
+    def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run a checked operator, on ghosts where one of its arguments is a ghost."""
         tensors = tensors_of(args, kwargs)
         size = any("_nb_size" in t.__dict__ for t in tensors)
-        if not any(_is_meta(t) for t in tensors):
+        if not any(is_meta(t) for t in tensors):
             out = self.run(func, args, kwargs, tensors)
         else:
             on_device, self._made_on_device = self._made_on_device, False
@@ -191,6 +200,8 @@ class GhostHooks(ReplayHooks):
             soft = next((s for t in tensors if (s := t.__dict__.get("_nb_soft"))), None)
             if soft is not None:
                 _mark(out, "_nb_soft", soft)
+            if any(t.__dict__.get("_nb_why") == LOST for t in tensors) and _integers(out):
+                _mark(out, "_nb_why", LOST)
         if size:
             _mark(out, "_nb_size", True)
         return out
@@ -222,7 +233,7 @@ class GhostHooks(ReplayHooks):
             else:
                 raise
         for tensor in written:
-            if not _is_meta(tensor):
+            if not is_meta(tensor):
                 self._spoil(tensor)
         out = _give_back(func, args, kwargs, out)
         truth = None
@@ -273,8 +284,8 @@ class GhostHooks(ReplayHooks):
     def _on_ones(self, func: Any, args: Any, kwargs: Any, written: list[Tensor]) -> Any:
         """No meta kernel: the CPU kernel on ones (masks true, integers 0), its result a ghost."""
         self.no_meta.add(str(func))
-        if any(_is_meta(t) for t in written):
-            return next(t for t in written if _is_meta(t))
+        if any(is_meta(t) for t in written):
+            return next(t for t in written if is_meta(t))
         args = tuple(mapped(_ones, a) for a in args)
         kwargs = {k: mapped(_ones, v) for k, v in kwargs.items()}
         out = func(*args, **kwargs)
@@ -353,13 +364,13 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 def _to_meta(t: Tensor) -> Tensor:
-    if _is_meta(t) or t.layout != torch.strided or t.is_nested:
+    if is_meta(t) or t.layout != torch.strided or t.is_nested:
         return t
     return torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="meta")
 
 
 def _ones(t: Tensor) -> Tensor:
-    if not _is_meta(t):
+    if not is_meta(t):
         return t
     fill = torch.ones if t.dtype == torch.bool or t.is_floating_point() else torch.zeros
     return fill(t.shape, dtype=t.dtype)

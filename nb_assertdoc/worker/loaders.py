@@ -20,9 +20,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, SequentialSampler
 
-from ..frames import Cells, data_key, here, loader_key, stack
+from ..frames import Cells, data_key, here, loader_key, stack, user_frames
 from ..indexing import Usage
-from ..model import Bound, Order
+from ..model import Bound, Order, Span
 from .batches import Path, field, path_to
 from .counters import counted
 from .sources import Batches, Given, Recorded, Window, marks, note_indices, one_process, set_rng
@@ -63,7 +63,8 @@ class Loaders:
             for plan, record in zip((order.loader, *order.other_loaders), records, strict=True):
                 self._recorded[plan.key] = Recorded(plan, *pickle.loads(record))
         self.recent: deque[Given] = deque(maxlen=4)
-        self.skipped: list[str] = []
+        self.left_out: list[Span] = []  # of the planned loop's batches
+        self.skipped: list[Span] = []  # of them, those between two that were run
         self._windows = [Window()]
         self.passed = 0  # batches that the user's loops had before those that they get here
         self._distance: int | None = None  # of the leader's batch from its last one
@@ -160,9 +161,10 @@ class Loaders:
             self._recorded |= self._made[key][1]
         self._times[key] = self._times.get(key, 0) + 1
         window = Window(loader, _reads_ahead(here()))
+        window.sites = tuple((f.f_code, f.f_lineno) for f in user_frames(here(), self._cells))
+        window.by_library = self._library(here())
         self._made[key] = window, {k: r for k, r in self._recorded.items() if k == key}
-        library = self._library(here())
-        batches = self._batches(key, loader, window, library)
+        batches = self._batches(key, loader, window, window.by_library)
         found = self._running(batches, window)
         self._open[key] = loader, weakref.ref(found)
         return found
@@ -301,6 +303,8 @@ class Loaders:
         self._leader = window
         self.passed += plan.first
         i, last, operators, before = plan.first, batches.last, 0, window.given
+        if before < i:
+            self.left_out.append(Span(first=before, last=i - 1))
         given: Given | None = None
         while i <= last:
             try:
@@ -322,7 +326,8 @@ class Loaders:
                 cost = time.monotonic() - began, operators // done
                 start, given = self._ahead(batches, i, *cost, done == _TEACHERS)
                 if start > i:
-                    self.skipped.append(f"batches {i}..{start - 1} were not run through the model")
+                    self.skipped.append(Span(first=i, last=start - 1))
+                    self.left_out.append(self.skipped[-1])
                     self.passed += start - i
                     if self.body_draws:
                         batches.rounds_left_out()

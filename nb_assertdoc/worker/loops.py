@@ -73,6 +73,10 @@ class LoopCounter:
         pairs = zip(state.loops, state.counts, strict=True)
         return [(loop, max(count, 0)) for loop, count in pairs if line in loop.body]
 
+    def heads(self, code: CodeType, line: int) -> bool:
+        """A loop of the code begins in this line."""
+        return any(line in loop.header for loop in self._loops.get(code, ()))
+
     def _call(self, frame: FrameType, event: str, arg: Any) -> Any:
         code = frame.f_code
         of_user = self._of_user.get(code.co_filename)  # a code's own hash is slow to compute
@@ -91,7 +95,7 @@ class LoopCounter:
 
     def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "return":
-            if not frame.f_code.co_flags & _GENERATOR:  # a generator comes back after its yield
+            if not is_generator(frame.f_code):  # a generator comes back after its yield
                 self._running.pop(frame, None)
             return None
         if event != "line":
@@ -122,6 +126,11 @@ class LoopCounter:
             self._files[filename] = _loops_of("".join(linecache.getlines(filename)))
         first = 0 if at_top(code) else code.co_firstlineno
         return tuple(self._files[filename].get(first, ()))
+
+
+def is_generator(code: CodeType) -> bool:
+    """Its frames come back after they have returned."""
+    return bool(code.co_flags & _GENERATOR)
 
 
 def _loops_of(text: str) -> dict[int, list[Loop]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, cast
@@ -52,16 +53,28 @@ def module_path(stack: list[FrameType], users: list[FrameType]) -> tuple[str | N
                 continue
             if root is module and (whole := _inside(module, users)) is not None:
                 return whole, type(module).__name__  # better than a loop variable's name
-            name = name_of(root, users)
+            name = _name_of_root(root, users)
             if name is None and root is module:
                 continue
             whole = ".".join(p for p in (name or type(root).__name__, path) if p)
             return whole, type(module).__name__
         for name, root in _named_modules(users):  # called by itself: `model.embedding()(ids)`
             path = _path_in(root, module)
-            if path is not None:
+            if path is not None and name != "self":
                 return ".".join(p for p in (name, path) if p), type(module).__name__
     return None, None
+
+
+def _name_of_root(root: torch.nn.Module, users: list[FrameType]) -> str | None:
+    """`model.module` for a replica of it, which no variable of the notebook holds."""
+    if not getattr(root, "_is_replica", False):
+        return name_of(root, users)
+    copied = [
+        f"{name}.module"
+        for name, held in _named_modules(users)
+        if isinstance(held, torch.nn.DataParallel) and type(held.module) is type(root)
+    ]
+    return copied[0] if len(set(copied)) == 1 else None
 
 
 def first_nan(users: list[FrameType]) -> str | None:
@@ -123,6 +136,19 @@ def name_of(thing: Any, users: list[FrameType]) -> str | None:
 def _scopes(users: list[FrameType]) -> list[Mapping[str, Any]]:
     """Outermost first: `train_loader` is a better name than a parameter `loader`."""
     return [f.f_globals for f in users[:1]] + [f.f_locals for f in users]
+
+
+def held(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Variables and, after them, what they hold: `trainer.data_collator.tokenizer`."""
+    level = [(n, v) for n, v in list(namespace.items()) if not n.startswith("_")]
+    for _ in range(3):
+        yield from level
+        level = [
+            (name + path, part)
+            for name, value in level
+            if not isinstance(value, dict | list | tuple | torch.Tensor | torch.nn.Module)
+            for path, part in _parts(value)
+        ][:2000]
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -227,18 +253,21 @@ def _is_function(func: ast.Name | ast.Attribute, op: str) -> bool:
     )
 
 
+_OF_DATA = r"(data)?(loader|set|dl|ds|iter|gen|batches|data)?"
+_SPLITS = {  # as a whole word of a name, alone or grown together with what holds the data
+    "validation": rf"(va|vl|vld|val|valid|validation|dev){_OF_DATA}s?",
+    "test": rf"(te|tst|test|testing){_OF_DATA}s?",
+    "evaluation": rf"(ev|eval|evaluation){_OF_DATA}s?",
+    "train": rf"(tr|trn|train|training){_OF_DATA}s?",
+}
+
+
 def split_of(*names: str | None) -> str | None:
-    """Which part of the data a loader's or data set's name speaks of."""
+    """Which part of the data a loader's or data set's name speaks of: "va_dl", "testLoader2"."""
     for name in names:
-        low = (name or "").lower()
-        for word, split in (
-            ("val", "validation"),
-            ("dev", "validation"),
-            ("test", "test"),
-            ("eval", "evaluation"),
-            ("train", "train"),
-        ):
-            if word in low:
+        words = [w.lower() for w in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name or "")]
+        for split, pattern in _SPLITS.items():
+            if any(re.fullmatch(pattern, word) for word in words):
                 return split
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..model import (
     Observed,
     Place,
     RealError,
+    Round,
     Step,
     Tokenizer,
     Values,
@@ -33,6 +34,7 @@ from .examples import examples
 from .hooks import is_ghost, mapped
 from .loaders import Loaders
 from .loops import LoopCounter
+from .rounds import Under, library_loop, under_way
 from .sources import Given
 
 SCAN_SECONDS = 0.5
@@ -74,10 +76,11 @@ class Observer:
         location = users[-1]
         module, module_type = names.module_path(stack, users)
         op = indexing.public_name(usage.op, [f.f_code.co_name for f in stack[:60]])
-        places = tuple(self._place(f) for f in users)
+        under, of_data = under_way(users, self._loops, self._loaders.window)
+        places = tuple(self._place(f, under, of_data) for f in users)
         direct = names.only_torch_between(stack, location, self._cells)
         seen = self._checker.seen.get(seen_key(usage))
-        step, batch_size = self._step(users, usage, bad)
+        step, batch_size = self._step(users, under, of_data, usage, bad)
         dataset = getattr(self._loaders.window.loader, "dataset", None)
         known = {**self._namespace, **location.f_locals}
         listed = next((a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple)), ())
@@ -100,7 +103,9 @@ class Observer:
             module_type=module_type,
             table=usage.table,
             step=step,
-            examples=examples(usage, bad, step, batch_size, dataset, known),
+            examples=examples(
+                usage, bad, step, batch_size, dataset, known, f"{index} {table} {module}"
+            ),
         )
         whole = Seen()
         whole.add(usage.tensor)
@@ -119,6 +124,7 @@ class Observer:
             sources=self._sources,
             first_nan=names.first_nan(users) if "nan" in bad.values else None,
             unknown=unknown,
+            late=usage.op in self._checker.passed_over,
             real_error=real_error(func, args, kwargs),
         )
 
@@ -154,12 +160,12 @@ class Observer:
 
     # ---- the parts
 
-    def _place(self, frame: FrameType) -> Place:
+    def _place(self, frame: FrameType, under: Sequence[Under], of_data: int | None) -> Place:
         place = frames.place(frame, self._cells)
-        around = self._loops.around(frame, frame.f_lineno)
+        mine = [i for i, u in enumerate(under) if u.frame is frame]
         if self._loaders.skipped:  # a counter that runs with the loader is not the user's
-            around = around[:-1]
-        targets = [t for loop, _ in around for t in loop.targets]
+            mine = mine[:-1] if of_data is None else [i for i in mine if i != of_data]
+        targets = [t for i in mine if (loop := under[i].loop) is not None for t in loop.targets]
         extra = [
             v for v in frames.loop_variables(frame, targets) if v not in (place.function or "")
         ]
@@ -169,27 +175,32 @@ class Observer:
         function = f"{place.function} with {shown}" if place.function else f"loop with {shown}"
         return msgspec.structs.replace(place, function=function)
 
-    def _step(self, users: list[FrameType], usage: Usage, bad: Bad) -> tuple[Step | None, int]:
+    def _step(
+        self,
+        users: list[FrameType],
+        under: Sequence[Under],
+        of_data: int | None,
+        usage: Usage,
+        bad: Bad,
+    ) -> tuple[Step | None, int]:
         """The step, and the size of the batch where the faulty tensor keeps its order, else 0."""
         window = self._loaders.window
-        found = None
-        for frame in reversed(users):
-            found = self._loops.innermost(frame, frame.f_lineno)
-            if found is not None:
-                break
-        driven = window.active and (
-            found is None or found[1] in (window.given - 1, window.given - 2)
-        )
-        if found is None and not window.active:
+        if not under and not window.active:
             return None, 0
-        behind = window.given - 1 - found[1] if driven and found is not None else window.ahead
+        behind = window.given - 1 - under[of_data].count if of_data is not None else -1
+        if behind not in (0, 1):
+            # Of loops that do not go over the loader, only what holds the values counts.
+            behind = window.ahead if of_data is not None or not under else len(window.mine)
         given, ordinal = self._given(usage.tensor, behind)
-        if found is not None:
-            loop, iteration = found[0].source, found[1]
-        else:
-            loop, iteration = f"loop over a {type(window.loader).__name__}", 0
-        if driven:
-            iteration = ordinal if ordinal is not None else iteration
+        rounds = [Round(loop=u.source, iteration=u.count) for u in under]
+        if not rounds:
+            of_data, rounds = 0, [Round(loop=library_loop(window), iteration=0)]
+        if of_data is not None and ordinal is not None:
+            rounds[of_data] = Round(loop=rounds[of_data].loop, iteration=ordinal)
+        # Of the loops around that over the loader, the replay has left rounds out.
+        first = of_data or 0
+        if of_data is None and self._loaders.shortened:
+            first = len(rounds) - 1
         rows: tuple[int, ...] = ()
         indices: tuple[int, ...] | None = None
         split, size = None, 0
@@ -200,12 +211,19 @@ class Observer:
                 size = len(chosen) if rows else 0
                 if rows and all(type(i) is int for i in chosen):
                     indices = tuple(chosen[r] for r in rows)
-            split = names.split_of(
-                names.name_of(window.loader, users),
-                names.name_of(getattr(window.loader, "dataset", None), users),
-            )
+            if given is not None or of_data is not None:
+                split = names.split_of(
+                    names.name_of(window.loader, users),
+                    names.name_of(getattr(window.loader, "dataset", None), users),
+                )
         step = Step(
-            loop=loop, iteration=iteration, batch_rows=rows, dataset_indices=indices, split=split
+            loop=rounds[-1].loop,
+            iteration=rounds[-1].iteration,
+            batch_rows=rows,
+            dataset_indices=indices,
+            split=split,
+            around=tuple(rounds[first:-1]),
+            left_out=tuple(self._loaders.left_out) if of_data is not None else (),
         )
         return step, size
 
@@ -234,9 +252,11 @@ class Observer:
         return {}
 
     def _tokenizers(self, bad: Bad) -> Iterator[Tokenizer]:
-        for name, thing in list(self._namespace.items()):
-            if name.startswith("_") or not hasattr(type(thing), "convert_ids_to_tokens"):
+        seen: list[Any] = []
+        for name, thing in names.held(self._namespace):
+            if not hasattr(type(thing), "convert_ids_to_tokens") or any(thing is s for s in seen):
                 continue
+            seen.append(thing)
             try:
                 tokens = {
                     str(v): str(thing.convert_ids_to_tokens(int(v)))

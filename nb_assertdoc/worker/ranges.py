@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-_getter: Any = torch._C.TensorBase.is_meta
-is_meta: Callable[[Tensor], bool] = _getter.__get__  # the type's own: `devices` replaces it
+from ..indexing import is_meta
+
 _POSITIONS = {f"aten::{n}" for n in "argmax argmin multinomial topk sort argsort max min".split()}
 _MOVES_VALUES = {
     f"aten::{n}"

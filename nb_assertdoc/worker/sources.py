@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,9 @@ class Window:
         self.active = loader is not None  # inside the loop
         self.ahead = ahead  # batches that who asks for them holds back (accelerate: one)
         self.follows = False  # another loop leads
+        # Where the user's code was, outermost first, when it asked for the loader's iterator.
+        self.sites: tuple[tuple[CodeType, int], ...] = ()
+        self.by_library = False  # who asked is no code of the user's
 
     def end(self) -> None:
         """The loader has no more batches; one that was held back is still to be worked on."""

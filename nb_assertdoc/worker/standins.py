@@ -10,6 +10,8 @@ import torch
 from .. import devices
 from ..salvage import weights
 
+LOST = "its values were on the GPU"
+
 
 class StandIns:
     """Makes the tensors of a capsule's stand-ins: ghosts, or real ones with made-up values.
@@ -21,6 +23,7 @@ class StandIns:
     def __init__(self, real_floats: bool) -> None:
         self._real = real_floats
         self._generator = torch.Generator().manual_seed(0)
+        self._made_up = False  # floats that are no parameters
         self.floats_lost = False
 
     def tensor(self, standin: Any) -> torch.Tensor:
@@ -32,6 +35,7 @@ class StandIns:
             if standin.integers is not None:
                 made = standin.integers.clone()
             elif dtype.is_floating_point and self._real:
+                self._made_up |= not standin.parameter
                 made = torch.rand(standin.shape, generator=self._generator).to(dtype)
             else:
                 made = torch.empty(standin.shape, dtype=dtype, device="meta")
@@ -39,9 +43,10 @@ class StandIns:
                     made = torch.empty_strided(
                         standin.shape, standin.stride, dtype=dtype, device="meta"
                     )
-                if self._real:  # an integer whose values are lost stays unknown in every engine
+                if self._real:
                     made = torch.zeros(standin.shape, dtype=dtype)
-                    made._nb_why = "its values were on the GPU"  # type: ignore[attr-defined]
+                if not dtype.is_floating_point:  # it stays unknown in every engine
+                    made._nb_why = LOST  # type: ignore[attr-defined]
             if standin.parameter:
                 made = torch.nn.Parameter(made, requires_grad=standin.requires_grad)
             elif standin.requires_grad and dtype.is_floating_point:
@@ -60,17 +65,20 @@ class StandIns:
         for name, value in list(namespace.items()):
             for root in weights.modules(value):
                 for module in root.modules():
-                    if id(module) not in done:
+                    if id(module) not in done and _reset(module):
                         done.add(id(module))
-                        _reset(module)
                 copies = [(w, s) for w, s in states if weights.fits(s, root, _on_cpu)]
                 if copies and _lost(root.named_parameters()):
                     words, state = copies[-1]  # the name that was made last
                     _fill(root, state)
                     told = f"weights of `{name}` were only on the GPU: those of `{words}` are used"
                     found[told] = None
-        anew = "weights that were only on the GPU were made anew by their modules' initialisers"
-        return tuple(found) or (anew,)
+        if done and not found:
+            told = "weights that were only on the GPU were made anew by their modules' initialisers"
+            found[told] = None
+        if self._made_up:
+            found["floats that were only on the GPU, and are no weights, are made up"] = None
+        return tuple(found)
 
 
 def _on_cpu(tensor: torch.Tensor) -> bool:
@@ -82,19 +90,23 @@ def _lost(named: Iterable[tuple[str, torch.Tensor]]) -> list[tuple[str, torch.Te
     return [(n, t) for n, t in named if t.is_floating_point() and not _on_cpu(t)]
 
 
-def _reset(module: torch.nn.Module) -> None:
-    """As its own initialiser would; zeros, which a scale of no known class has, hide all faults."""
+def _reset(module: torch.nn.Module) -> bool:
+    """As its own initialiser would; zeros, which a scale of no known class has, hide all faults.
+
+    True where the module has parameters or buffers that were lost.
+    """
     own = _lost((*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)))
     reset = getattr(module, "reset_parameters", None)
     if own and callable(reset):
         reset()
-        return
+        return True
     with torch.no_grad(), devices.raw():
         for name, tensor in own:
             if tensor.dim() > 1:
                 tensor.normal_(std=0.02, generator=torch.default_generator)
             elif name == "weight":
                 tensor.fill_(1.0)
+    return bool(own)
 
 
 def _fill(module: torch.nn.Module, state: Mapping[str, Any]) -> None:

@@ -7,6 +7,8 @@ import json
 import pytest
 from kernels import MIME, KernelDied
 
+from nb_assertdoc.catalogue import driver_line
+
 PREPARE = """
 import torch
 table = torch.nn.Embedding(10, 4).cuda()
@@ -137,6 +139,22 @@ def test_swallowed_by_the_user_it_is_told_at_the_end_of_the_cell(start):
 
     assert outcome.status == "ok"
     assert "skipped" in outcome.stdout
+    assert outcome.report["finding"]["bad_values"] == [12]
+
+
+def test_a_childs_assert_and_a_swallowed_one_beside_a_child(start):
+    swallowed = FAIL.strip().replace("\n", "\n    ")
+    prints = f"import subprocess, sys\nline = {driver_line('nll_target')!r}\n" + (
+        "done = subprocess.run([sys.executable, '-Sc', 'import sys; sys.stderr.write(sys.argv[1])',"
+        " line + chr(10)])\n"
+    )
+    kernel = start()
+    assert kernel.run_cells(PREPARE, prints).stdout.count("program that this cell started") == 1
+    assert kernel.run("print(torch.ones(3, device='cuda').sum().item())").stdout.endswith("3.0\n")
+    outcome = kernel.run(f"{prints}try:\n    {swallowed}\nexcept RuntimeError:\n    pass")
+
+    assert outcome.status == "ok"
+    assert "program that this cell started" not in outcome.stdout
     assert outcome.report["finding"]["bad_values"] == [12]
 
 
