@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,8 @@ def watch(shell: Any) -> Callable[[], None]:
     own = "system" in vars(shell)
 
     def system(*args: Any, **kwargs: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():
+            return plain(*args, **kwargs)  # `sys.stdout` is the whole process's
         tee = _Tee(sys.stdout)
         with contextlib.redirect_stdout(tee), _names_of_the_caller(shell):
             result = plain(*args, **kwargs)

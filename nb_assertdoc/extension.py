@@ -140,7 +140,7 @@ class Attached:
                 self.flow.recorder.context_dead = True
         except KeyboardInterrupt:
             _interrupt_later(sys._getframe())  # it is meant for the user's code
-        except Exception:
+        except BaseException:  # a user's object may answer with SystemExit
             if not self._told:  # what one cell's variables do to us, the next ones' do too
                 log.exception("nb_assertdoc: could not record all of the cell")
             self._told = True

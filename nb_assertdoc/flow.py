@@ -208,7 +208,7 @@ class Flow(Aftermath):
         executions = list(self.recorder.executions)
         place = executions.index(execution) if execution in executions else 0
         before = executions[:place]
-        start = doctor.start_of(execution, now, executions[place + 1 :])
+        start = doctor.start_of(execution, now, before, executions[place + 1 :])
         return doctor.Case(
             cell=_replayed(execution),
             sources=(*self.recorder.sources(), *execution.bodies),

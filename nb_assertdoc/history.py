@@ -128,11 +128,18 @@ def with_makers(
     return result | {i for i in seeding if any(i < j for j in first_again)}
 
 
+def parsed(cell: str) -> ast.Module | None:
+    """A cell's Python; None where it is none."""
+    try:
+        return ast.parse(body(cell))
+    except (SyntaxError, ValueError):
+        return None
+
+
 def acts(cell: str) -> bool:
     """The cell may change the notebook's state: it does more than look at it or import."""
-    try:
-        tree = ast.parse(body(cell))
-    except (SyntaxError, ValueError):
+    tree = parsed(cell)
+    if tree is None:
         return False
     return any(isinstance(node, _ACTS) or _alters(node) for node in ast.walk(tree))
 

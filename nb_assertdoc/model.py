@@ -413,6 +413,8 @@ class Order(Record, frozen=True, kw_only=True):
     device_name: str = "NVIDIA GPU"
     capability: tuple[int, int] = (8, 0)
     device_memory: int = 16 << 30
+    default_dtype: str = "float32"
+    default_device: str | None = None  # of `torch.set_default_device`
     loader: LoaderPlan | None = None  # the loop that failed, or leads it
     other_loaders: tuple[LoaderPlan, ...] = ()
     whole: bool = False  # run every batch from the start, as far as the time allows

@@ -64,7 +64,9 @@ class State:
             try:
                 noted = self._note(path, value)
                 parts = _parts(value) if len(path) < _DEPTH else ()
-            except Exception:  # an object of the user's may answer anything
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # an object of the user's may answer anything, also SystemExit
                 continue
             if noted is not None:
                 self._noted[path] = noted
@@ -81,7 +83,9 @@ class State:
                 now = self._note(path, value)
                 if _same((kind, old), now):
                     continue
-            except Exception:  # it hung on what the cell has replaced, which is said there
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # it hung on what the cell has replaced, which is said there
                 continue
             patch = _patch(kind, old, now)
             if patch is None:
@@ -97,7 +101,7 @@ class State:
                 return "items", self._tokens_of(value)
             ends = (*islice(value, _ENDS), *islice(reversed(value), _ENDS))
             return "ends", (len(value), *self._tokens_of(ends))
-        if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
+        if issubclass(kind, dict) and kind.__module__ in ("builtins", "collections"):
             if len(value) > _WHOLE:
                 return None
             keys = [k for k in value if _is_plain(k)]
@@ -106,7 +110,7 @@ class State:
             return ("members", frozenset(map(_token, value))) if len(value) <= _WHOLE else None
         if _generator(value):
             return ("rng", rng_state(value)) if len(path) > 1 else None  # `bindings` has those
-        if isinstance(value, types.FunctionType):
+        if kind is types.FunctionType:
             cells = {i: _token(c) for i, c in _cells(value)}
             return ("cells", cells) if cells else None
         held = _attributes(value)
@@ -142,9 +146,18 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN
 
 
+def stored(value: Any) -> dict[str, Any] | None:
+    """An object's own attributes, past what its class makes of looking at them."""
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return held if type(held) is dict else None
+
+
 def _attributes(value: Any) -> dict[str, Any] | None:
     """What an instance or class of the notebook stores, with no method among it."""
-    if isinstance(value, type):
+    if issubclass(type(value), type):
         if value.__module__ != "__main__":
             return None
         held: Mapping[str, Any] = vars(value)
@@ -152,7 +165,7 @@ def _attributes(value: Any) -> dict[str, Any] | None:
         root = type(value).__module__.partition(".")[0]
         if root != "__main__" and root not in _ENVIRONMENTS:
             return None
-        held = getattr(value, "__dict__", {})
+        held = stored(value) or {}
     names = islice((k for k in held if type(k) is str and not k.startswith("__")), 64)
     found = {k: held[k] for k in names}
     plain = (types.FunctionType, classmethod, staticmethod, property, types.GetSetDescriptorType)
@@ -174,15 +187,15 @@ def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
     kind = type(value)
     if kind in (list, tuple, deque):
         return [(("item", i), v) for i, v in enumerate(islice(value, _ENDS))]
-    if isinstance(value, dict) and kind.__module__ in ("builtins", "collections"):
+    if issubclass(kind, dict) and kind.__module__ in ("builtins", "collections"):
         return [(("item", k), v) for k, v in islice(value.items(), _ENDS) if _is_plain(k)]
-    if isinstance(value, types.FunctionType):
+    if kind is types.FunctionType:
         found: list[tuple[Any, Any]] = [(("cell", i), v) for i, v in _cells(value)]
         if value.__module__ == "__main__":
             found += [(("default", i), v) for i, v in enumerate(value.__defaults__ or ())]
             found += [(("attr", "__dict__"), vars(value))] if vars(value) else []
         return found
-    if isinstance(value, types.MethodType):
+    if kind is types.MethodType:
         return [(("attr", "__self__"), value.__self__)]
     return [(("attr", k), v) for k, v in (_attributes(value) or {}).items()]
 
@@ -211,7 +224,7 @@ def _digest(value: Any) -> Any:
     kind = type(value)
     root = kind.__module__.partition(".")[0]
     torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
+    if torch is not None and issubclass(kind, torch.Tensor):
         return None if value.is_cuda or value.is_inference() else (id(value), value._version)
     if root == "numpy" and hasattr(value, "flat"):
         return _sampled(value)
@@ -220,7 +233,7 @@ def _digest(value: Any) -> Any:
         arrays = list(islice(getattr(manager, "arrays", ()), 8))
         sampled = [_sampled(a) for a in arrays if hasattr(a, "flat")]
         return value.shape, id(value.columns) if hasattr(value, "columns") else 0, sampled
-    if isinstance(value, io.IOBase):
+    if issubclass(kind, io.IOBase):
         return value.tell() if not value.closed and value.readable() else None
     if hasattr(kind, "__next__") and kind.__module__ in _STEPPING:
         return _place(value)
@@ -255,7 +268,7 @@ def rng_state(value: Any) -> Any:
     if not _generator(value):
         return None
     try:
-        if isinstance(value, random.Random):
+        if issubclass(type(value), random.Random):
             return value.getstate()
         if hasattr(value, "bit_generator"):  # numpy.random.Generator
             return value.bit_generator.state

@@ -105,6 +105,14 @@ def test_what_had_not_run_yet_is_not_changed(line: int | None, changed: list[str
     assert sorted(d.split("`")[1] for d in doubts) == sorted(changed)
 
 
+def test_an_error_of_leaving_a_with_block_comes_after_all_of_it() -> None:
+    space: dict[str, Any] = {"y": np.arange(3)}
+    cell = "with timer():\n    y[0] = 5\n    step(y)\nz = y\ny[1] = 2"
+    (doubt,) = Bindings(space).doubts(cell, space, 1)
+    assert doubt.startswith("`y` was changed by the cell")
+    assert Bindings(space).doubts("with timer(): pass\ny[1] = 2", space, 1) == ()
+
+
 GENERATORS = """
 import numpy as np, random, torch
 class Env:

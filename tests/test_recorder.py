@@ -9,7 +9,7 @@ import pytest
 from kernels import Kernel
 
 START = """
-import gc, random, weakref
+import functools, gc, random, weakref
 import numpy as np
 import torch
 from torch import nn
@@ -54,18 +54,23 @@ def layer(): return nn.Linear(3, 3).cuda()
 model, big, opt = layer(), tensor(), torch.optim.Adam(layer().parameters())
 pair, several, named = (tensor(), 1), [tensor()], {'a': {'b': tensor()}}
 holder, models, unique = Holder(tensor()), [layer()], {layer()}
+bound, part = layer().forward, functools.partial(layer(), 1)
 kept = [weakref.ref(t) for t in (
     model, big, model.weight, opt.param_groups[0]['params'][0], pair[0], several[0],
-    named['a']['b'], holder.held, models[0], *unique)]
+    named['a']['b'], holder.held, models[0], *unique,
+    bound.__self__, part.func)]
 """
 
 
 def test_nothing_on_the_gpu_is_kept_alive(kernel):
     kernel.run(HOLDERS)
     kernel.run("note = 1")
-    kernel.run("del model, big, opt, pair, several, named, holder, models, unique; gc.collect()")
+    kernel.run(
+        "del model, big, opt, pair, several, named, holder, models, unique, bound, part\n"
+        "gc.collect()"
+    )
 
-    assert kernel.value("[one() is None for one in kept]") == [True] * 10
+    assert kernel.value("[one() is None for one in kept]") == [True] * 12
 
 
 def test_bindings_are_those_of_the_start_of_the_cell(kernel):
@@ -203,3 +208,23 @@ def test_integers_on_the_gpu_are_copied_while_it_lives(start_kernel):
     assert kernel.value("note") == [None] * 5
     assert kernel.value("recorder.context_dead") is True
     assert kernel.value("calls() - calls_before") == 0
+
+
+def test_copies_are_not_older_than_what_was_written(start_kernel):
+    """Of what the budget left out, and of `x.data = y`, which counts as no write."""
+    kernel = start_kernel(
+        simulated_gpu=True, extension=True, settings={"replay": False, "integer_copy_bytes": 4000}
+    )
+    kernel.run(START)
+    kernel.run("ids, other = torch.tensor([3]).cuda(), torch.tensor([5]).cuda()")
+    kernel.run("def copied(t):\n    held = recorder.current.integers.get(id(t))\n"
+               "    return held and held[1].tolist()")  # fmt: skip
+    kernel.run("first = copied(ids), copied(other)\nids.data = torch.tensor([8]).cuda()")
+    kernel.run(
+        "second = copied(ids), copied(other)\nids += 1\nlarge = torch.zeros(900).long().cuda()"
+    )
+    kernel.run("third = copied(ids), copied(other)")
+
+    assert kernel.value("first") == ([3], [5])
+    assert kernel.value("second") == ([8], [5])
+    assert kernel.value("third")[0] in (None, [9])

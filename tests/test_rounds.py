@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import textwrap
 from pathlib import Path
+from types import FrameType
 
 import replays
 
@@ -18,6 +21,7 @@ from nb_assertdoc.model import (
     batches,
 )
 from nb_assertdoc.report import words
+from nb_assertdoc.worker.counters import branching
 from nb_assertdoc.worker.names import split_of
 
 START = """
@@ -145,3 +149,42 @@ SPLITS = {
 def test_a_name_tells_the_split_by_whole_words() -> None:
     assert {name: split_of(name) for name in SPLITS} == SPLITS
     assert split_of(None, "loader", "test_data") == "test"
+
+
+WAYS = {  # a loop's body, the failing line marked; the counter that decides where it goes
+    "if step < 5:\n    a(x)\nelse:\n    b(x)  # here\nstep += 1": "step",
+    "if len(losses) < 5:\n    a(x)  # here\nelse:\n    b(x)\nlosses.append(1)": "losses",
+    "a(x) if step < 5 else b(x)  # here\nstep += 1": "step",
+    "if step % 2 == 0:\n    b(x)  # here\nstep += 1": None,  # there is no other way
+    "if x > 3:\n    a(x)\nelse:\n    b(x)  # here\nstep += 1": None,
+    "if step < 5:\n    print(step)\nelse:\n    pass\nb(x)  # here\nstep += 1": None,
+}
+
+
+def decides(file: Path, text: str) -> str | None:
+    """What is told of the line marked "here" as it runs for the first time."""
+    file.write_text(text)
+    line = next(i for i, each in enumerate(text.splitlines(), 1) if "# here" in each)
+    seen: list[str | None] = []
+
+    def watch(frame: FrameType, event: str, arg: object) -> object:
+        if frame.f_code.co_filename == str(file) and frame.f_lineno == line and not seen:
+            seen.append(branching([frame]))
+        return watch
+
+    space = {"data": range(9), "a": lambda x: x, "b": lambda x: x}
+    sys.settrace(watch)
+    try:
+        exec(compile(text, str(file), "exec"), space)
+    finally:
+        sys.settrace(None)
+    return seen[0]
+
+
+def test_what_counts_rounds_and_decides_where_the_code_goes(tmp_path: Path) -> None:
+    loop = "step, losses = 0, []\nfor x in data:\n"
+    found = {
+        body: decides(tmp_path / f"way{n}.py", f"{loop}{textwrap.indent(body, '    ')}\n")
+        for n, body in enumerate(WAYS)
+    }
+    assert found == WAYS

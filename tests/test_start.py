@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
+import replays
 from kernels import Kernel
+
+from nb_assertdoc.doctor import start_of
+from nb_assertdoc.recorder import Execution
+from nb_assertdoc.recorder.bindings import Bindings
 
 Start = Callable[..., Kernel]
 
@@ -75,6 +83,56 @@ def test_a_value_that_is_lost_and_bound_anew(start_kernel: Start) -> None:
     assert report["confidence"] == "certain"  # what is bound before it is read needs no old value
 
 
+def test_modules_of_the_users_own_that_a_cell_has_set(tmp_path: Path) -> None:
+    """A worker imports the file, which says otherwise."""
+    own, library = ModuleType("settings"), ModuleType("library")
+    own.__file__ = str(tmp_path / "settings.py")
+    library.__file__ = f"{sys.prefix}/lib/python3/site-packages/library.py"
+    space = {"cfg": own, "lib": library}
+
+    def doubts(earlier: str, cell: str) -> tuple[str, ...]:
+        before, last = (
+            Execution(n, n, text, None, lambda text, count: "<cell>")
+            for n, text in enumerate((earlier, cell), 1)
+        )
+        last.bindings = Bindings(space)
+        return start_of(last, space, [before], []).doubts
+
+    told = ("`cfg.rows` was set by a cell, and is as in its file",)
+    assert doubts("cfg.rows = 50\nlib.quiet = True", "use(cfg.rows, lib)") == told
+    assert doubts("cfg.rows = 50", "use(lib)") == ()
+    assert doubts("print(cfg.rows)", "cfg.rows = 7\nuse(cfg.rows)") == ()
+
+
+def test_tensors_are_made_as_the_notebook_has_set_it(tmp_path: Path) -> None:
+    evidence = replays.run(
+        "import torch\ntable = torch.nn.Embedding(9, 2)\nx = torch.tensor([0.29])\n"
+        "ids = (x * 100).long() if x.is_cuda else x.long()\ntable(ids)",
+        tmp_path / "order",
+        default_dtype="float64",
+        default_device="cuda",
+    )
+    (observed,) = evidence.observed
+    assert observed.finding.bad_values == (28,)  # of float32 it would be 29
+
+
+def test_values_are_from_the_loader_that_gave_them(tmp_path: Path) -> None:
+    """Not from the one whose loop is under way."""
+    evidence = replays.run(
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "train = DataLoader(TensorDataset(torch.arange(12)), 2)\n"
+        "val = DataLoader(TensorDataset(torch.cat([torch.arange(7), torch.tensor([99])])), 4)\n"
+        "table, them = torch.nn.Embedding(50, 2), iter(val)\n"
+        "for i, (x,) in enumerate(train):\n    table(x)\n    if i == 2: table(next(them)[0])\n"
+        "    if i == 4: table(next(them)[0])",
+        tmp_path / "order",
+    )
+    (observed,) = evidence.observed
+    step = observed.finding.step
+    assert step is not None
+    assert (step.split, step.dataset_indices) == ("validation", (7,))
+
+
 HOSTILE = """
 import numpy as np, torch
 
@@ -83,11 +141,19 @@ class Proxy:
     def __class__(self):
         raise RuntimeError("no application is running")
 
+class Leaves:
+    def __getattribute__(self, name):
+        raise SystemExit(name)
+
+class Panics(list):
+    def __iter__(self): raise GeneratorExit
+    def __len__(self): raise BaseException("a panic of another language")
+
 class Data:
     def __init__(self, generator):
         self.parts = [{"rng": generator}]
 
-proxy = Proxy()
+proxy, leaves, panics = Proxy(), Leaves(), Panics([1])
 data = [Data(np.random.Generator(kind(0))) for kind in
         (np.random.MT19937, np.random.Philox, np.random.SFC64, np.random.PCG64)]
 data += [Data(np.random.RandomState(0)), Data(torch.Generator())]
@@ -105,7 +171,7 @@ def test_objects_that_answer_with_errors_hide_no_cell(start_kernel: Start) -> No
         "ids = torch.tensor([d.parts[0]['rng'].integers(50, 60) for d in data[:4]]\n"
         "    + [data[4].parts[0]['rng'].randint(50, 60)]\n"
         "    + torch.randint(50, 60, (1,), generator=data[5].parts[0]['rng']).tolist())\n"
-        "table(ids.cuda()).sum().item()"
+        "used = proxy, panics\ntable(ids.cuda()).sum().item()"
     )
 
     assert drawn.error is not None

@@ -28,8 +28,9 @@ class StderrTap:
     """Keeps the last megabyte of this process's fd 2 text; costs nothing while none is written.
 
     Where ipykernel captures fd 2 (a pipe whose thread calls the `write` of its stream) that
-    `write` is wrapped. Elsewhere, except on Windows, fd 2 itself is led through a pipe, and on to
-    where it went. Text that child processes write to an inherited fd 2 is seen too.
+    `write` is wrapped; what Python itself writes there, a log for instance, is not kept. Elsewhere,
+    except on Windows, fd 2 itself is led through a pipe, and on to where it went. Text that child
+    processes write to an inherited fd 2 is seen too.
     """
 
     def __init__(self) -> None:
@@ -63,7 +64,8 @@ class StderrTap:
         if self._stream is not None and self._stream.write is not self._copy:
             if self._copy is not None:
                 self._copy.keep = None  # should it still be below, it must not keep text twice
-            self._copy = self._stream.write = _Copy(self._stream.write, self._keep)
+            reader = self._stream.watch_fd_thread
+            self._copy = self._stream.write = _Copy(self._stream.write, self._keep, reader)
 
     def uninstall(self) -> None:
         """Put everything back; text that is on its way still arrives where it should."""
@@ -144,12 +146,16 @@ class StderrTap:
 class _Copy:
     """Stands in for a stream's `write`."""
 
-    def __init__(self, write: Callable[..., Any], keep: Callable[[str], None]) -> None:
+    def __init__(
+        self, write: Callable[..., Any], keep: Callable[[str], None], reader: threading.Thread
+    ) -> None:
         self.write = write
         self.keep: Callable[[str], None] | None = keep
+        self._reader = reader  # of fd 2: what others write is Python's own, and not the driver's
 
     def __call__(self, text: str, *args: Any, **kwargs: Any) -> Any:
-        if self.keep is not None and isinstance(text, str):
+        fd_2 = threading.current_thread() is self._reader
+        if self.keep is not None and fd_2 and isinstance(text, str):
             self.keep(text)
         return self.write(text, *args, **kwargs)
 

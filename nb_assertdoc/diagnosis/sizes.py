@@ -32,7 +32,10 @@ def edit_size(facts: Facts, need: int) -> Edit | None:
     or a variable. None where that does not lead to one place.
     """
     search = _Search(facts, need)
-    return search.only({edit for origin in _of_table(search, facts) for edit in origin.edits})
+    found = _of_table(search, facts)
+    if any(origin.value is None for origin in found):  # it may be the one
+        return None
+    return search.only({edit for origin in found for edit in origin.edits})
 
 
 def table_size(facts: Facts) -> Origin | None:
@@ -45,15 +48,11 @@ def table_size(facts: Facts) -> Origin | None:
 
 
 def outputs_size(facts: Facts) -> Origin | None:
-    """The one place that gives a layer as many outputs as the loss has classes; else None.
-
-    A size whose number is not known counts only where there is no other layer that fits.
-    """
+    """The one place that gives a layer as many outputs as the loss has classes; else None."""
     found = _of_layers(_Search(facts, 0))
-    fits = [origin for origin in found if origin.value == facts.high]
-    # A list may have grown since its length was taken.
-    unknown = [o for o in found if o.value is None or o.code.startswith("len(")]
-    return _single(fits or unknown)
+    # One whose number is not known may be it; a list may have grown since its length was taken.
+    fits = [o for o in found if o.value in (facts.high, None) or o.code.startswith("len(")]
+    return _single(fits)
 
 
 def set_in(origin: Origin | None) -> str:

@@ -113,7 +113,7 @@ def diagnose(
         notes.append(
             f"the replay cannot use its temporary folder ({error}); set TMPDIR to another one"
         )
-    except Exception as error:  # a fault of ours must not become the user's second crash
+    except BaseException as error:  # a fault of ours must not become the user's second crash
         log.exception("nb_assertdoc: the replay failed")
         notes.append(f"the replay failed: {type(error).__name__}: {error}")
     try:

@@ -93,7 +93,7 @@ def _named(case: Case, best: Observed) -> Finding:
                 e if e.meaning else msgspec.structs.replace(e, meaning=names.of(e.value))
                 for e in finding.examples
             )
-    except Exception:
+    except BaseException:  # the finding counts, whatever an object answers; also an interrupt
         return finding
     return msgspec.structs.replace(finding, examples=examples)
 

@@ -194,6 +194,19 @@ def environment_now() -> Environment:
     )
 
 
+def defaults_now() -> dict[str, Any]:
+    """What tensors are made as where nothing is said; no CUDA call is made."""
+    torch: Any = sys.modules.get("torch")
+    try:
+        # `torch.get_default_device` makes a tensor there.
+        context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+        dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+        device = str(context.device) if context is not None else None
+        return {"default_dtype": dtype, "default_device": device}
+    except AttributeError:
+        return {}  # no torch, or another one: the defaults of `Order`
+
+
 def devices_now() -> dict[str, Any]:
     """The user's devices, from figures that torch has cached: no CUDA call is made."""
     torch = sys.modules.get("torch")

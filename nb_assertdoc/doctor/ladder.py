@@ -14,7 +14,7 @@ from .. import catalogue, diagnosis, history, recorder, replay
 from ..errors import WorkerError
 from ..model import Engine, Evidence, LoaderPlan, Observed, Order, RealError, Source, to_json
 from ..settings import settings
-from .case import Case, devices_now
+from .case import Case, defaults_now, devices_now
 from .memory import free_memory, training_bytes
 
 Progress = Callable[[str], None]
@@ -198,6 +198,7 @@ def _order(case: Case, folder: Path, rung: Rung, seconds: float) -> Order:
         batches=case.batches,
         seconds=seconds,
         **devices_now(),
+        **defaults_now(),
     )
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import ast
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Any
 
 from .. import frames, history, salvage
 from ..recorder import Execution
 
 log = logging.getLogger("nb_assertdoc")
+_NOT_OWN = "-packages"  # of an installed library
 _LOAD = "%load_ext nb_assertdoc\n"
 
 
@@ -26,7 +29,12 @@ class Start:
     integers: Mapping[int, Any] = field(default_factory=dict)  # values of CUDA tensors, by `id`
 
 
-def start_of(execution: Execution, now: Mapping[str, Any], later: Sequence[Execution]) -> Start:
+def start_of(
+    execution: Execution,
+    now: Mapping[str, Any],
+    earlier: Sequence[Execution],
+    later: Sequence[Execution],
+) -> Start:
     """The start of `execution`; `now` is the namespace of this moment, after the `later` ones."""
     bindings = execution.bindings
     if bindings is None:
@@ -45,6 +53,7 @@ def start_of(execution: Execution, now: Mapping[str, Any], later: Sequence[Execu
     except Exception:  # objects of the user's are compared
         log.exception("nb_assertdoc: could not compare the variables")
         doubts += ("what the cell changed in place is not known",)
+    doubts += _set_in_modules(execution, earlier, namespace)
     if execution.joined and _acts_before_the_load(execution.source):
         doubts += ("the cell loaded the extension: variables are as they were then",)
     integers = {k: copy for k, (tensor, copy) in execution.integers.items() if tensor() is not None}
@@ -68,6 +77,33 @@ def _renewed(names: set[str], cell: str, namespace: Mapping[str, Any]) -> tuple[
     return tuple(
         f"`{name}` was bound anew, and its old value is lost: the replay began with the new one"
         for name in sorted(suspects)
+    )
+
+
+def _set_in_modules(
+    execution: Execution, earlier: Sequence[Execution], namespace: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Attributes that cells have set in modules of the user's own: a worker imports the file."""
+    own = {n for n, value in namespace.items() if type(value) is ModuleType and _is_own(value)}
+    if not own:
+        return ()
+    own &= set(salvage.reached(frames.body(execution.source), namespace))
+    found = {
+        ast.unparse(node)
+        for each in earlier
+        for node in ast.walk(history.parsed(each.source) or ast.Module([], []))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in own
+    }
+    return tuple(f"`{name}` was set by a cell, and is as in its file" for name in sorted(found))
+
+
+def _is_own(module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None) or ""
+    return (
+        bool(file) and not file.startswith((sys.prefix, sys.base_prefix)) and _NOT_OWN not in file
     )
 
 

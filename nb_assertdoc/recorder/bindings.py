@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from types import FrameType, FunctionType, MappingProxyType, ModuleType
+from types import FrameType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from ..lazy import Lazy
-from ..mutations import Patch, State, rng_state
+from ..mutations import Patch, State, rng_state, stored
 
 if TYPE_CHECKING:
     from .. import frames, salvage
@@ -35,7 +36,7 @@ _ARRAYS = {"numpy", "pandas", "torch", "polars"}
 KEPT_BYTES = 256 << 20  # of CPU arrays, before each of the few cells whose bindings are kept
 _LOOKS = 1000  # objects of one namespace that are looked at for CUDA tensors: a third of a ms
 _LOOKS_AT_ONE = 40  # of them for one variable
-_BELOW = 16  # elements or attributes of one object
+_BELOW = 32  # elements or attributes of one object
 _LEVELS = 3
 
 
@@ -68,14 +69,18 @@ class Bindings:
             if type(value) not in _PLAIN:
                 try:
                     self._note(name, value)
-                except Exception:  # an object of the user's may answer anything
+                except KeyboardInterrupt:
+                    raise
+                except BaseException:  # an object of the user's may answer anything
                     continue
 
     def _sort(self, kind: type) -> str:
         found = self._sorts.get(kind)
         if found is None:
             root = kind.__module__.partition(".")[0]
-            if issubclass(kind, self._tensor):
+            if issubclass(kind, ModuleType):  # one that loads lazily is not looked at
+                found = "module"
+            elif issubclass(kind, self._tensor):
                 found = "tensor"
             elif issubclass(kind, self._owners):
                 found = "owner"
@@ -95,6 +100,8 @@ class Bindings:
             self._let_go(name, value)
         elif kind is FrameType:
             del self._strong[name]
+        elif sort == "module":
+            pass
         elif sort == "container":
             if self._looks > 0 and self._holds_gpu(value):
                 self._let_go(name, value)
@@ -218,8 +225,8 @@ def _generators(name: str, value: Any) -> Iterator[tuple[tuple[str, str | None],
     if state is not None:
         yield (name, None), state
         return
-    held = getattr(value, "__dict__", None)
-    if type(held) is dict and not isinstance(value, type):
+    held = stored(value)
+    if held and not issubclass(type(value), type):
         for attribute, part in list(held.items())[:_ATTRIBUTES]:
             state = rng_state(part)
             if state is not None:
@@ -233,8 +240,12 @@ def _below(value: Any) -> Iterable[Any]:
         return islice(value.values(), _BELOW)
     if issubclass(kind, (list, tuple, set, deque)):
         return islice(value, _BELOW)
-    held = getattr(value, "__dict__", None)
-    return islice(held.values(), _BELOW) if type(held) is dict else ()
+    if kind is MethodType:
+        return (value.__self__,)
+    if kind is functools.partial:
+        return (value.func, *value.args[:_BELOW])
+    held = stored(value)
+    return islice(held.values(), _BELOW) if held else ()
 
 
 def _array_bytes(value: Any, library: str) -> int:
@@ -256,6 +267,9 @@ def _ran(node: ast.AST, tree: ast.AST, reached: int | None) -> bool:
     What stands on that line itself was on its way: `df["p"] = predict(df)` has stored nothing yet.
     """
     line = getattr(node, "lineno", 0)
+    for block in ast.walk(tree):  # an error of `__exit__` is told of the line with `with`
+        if isinstance(block, ast.With | ast.AsyncWith) and block.lineno == reached:
+            reached = _end(block) + 1
     if reached is None or line < reached:
         return True
     loops = (n for n in ast.walk(tree) if isinstance(n, ast.For | ast.AsyncFor | ast.While))

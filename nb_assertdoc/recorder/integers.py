@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
+
+from ..mutations import stored
 
 MOST_VISITED = 1500  # objects looked at before a cell: about half a millisecond
 _DEPTH = 4
@@ -20,7 +21,9 @@ class IntegerCopies:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._known: dict[int, tuple[Any, int | None, Any]] = {}  # weak reference, version, copy
+        self._known: dict[
+            int, tuple[Any, tuple[int, int] | None, Any]
+        ] = {}  # weak reference, version, copy
         self._buffers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def take(
@@ -37,12 +40,13 @@ class IntegerCopies:
         cuda = getattr(torch, "cuda", None)
         if cuda is None or not cuda.is_initialized():
             return {}, None
-        spent = 0
+        spent, seen = 0, set()
         for tensor in self._tensors(torch, namespace):
             known = self._known.get(id(tensor))
             spent += tensor.numel() * tensor.element_size()
             if spent > self._most:
                 break
+            seen.add(id(tensor))
             version = _version(tensor)
             same = known is not None and known[0]() is tensor and known[1] == version
             if same and version is not None:
@@ -53,9 +57,9 @@ class IntegerCopies:
             except Exception as error:
                 return {}, error
             self._known[id(tensor)] = (weakref.ref(tensor), version, copy)
-        alive = {k: v for k, v in self._known.items() if v[0]() is not None}
-        self._known = alive
-        return {k: (v[0], v[2]) for k, v in alive.items()}, None
+        self._known = {k: v for k, v in self._known.items() if v[0]() is not None}
+        still = {*seen, *self.current()}  # what was not looked at may have been written to
+        return {k: (v[0], v[2]) for k, v in self._known.items() if k in still}, None
 
     def current(self) -> dict[int, Any]:
         """Copies by `id` that still hold: the tensor lives, and was not written to since."""
@@ -86,8 +90,12 @@ class IntegerCopies:
             elif issubclass(kind, torch.nn.Module):
                 todo += [(b, _DEPTH) for b in self._integers_of(value)]
             elif depth < _DEPTH:
-                with contextlib.suppress(Exception):  # an object of the user's may answer anything
+                try:
                     todo += [(part, depth + 1) for part in _parts(value)]
+                except KeyboardInterrupt:
+                    raise
+                except BaseException:  # an object of the user's may answer anything
+                    continue
 
     def _integers_of(self, module: Any) -> list[Any]:
         """A module's integer buffers on the GPU. All its parts are only looked at when it moved."""
@@ -104,21 +112,24 @@ class IntegerCopies:
         return [b for reference in known[1] if (b := reference()) is not None]
 
 
-def _version(tensor: Any) -> int | None:
-    """How often it was written to; None for one of `inference_mode`, which does not count."""
-    return None if tensor.is_inference() else int(tensor._version)
+def _version(tensor: Any) -> tuple[int, int] | None:
+    """How often it was written to, and where it lies (`x.data = y` counts as no write).
+
+    None for a tensor of `inference_mode`, which does not count.
+    """
+    return None if tensor.is_inference() else (int(tensor._version), int(tensor.data_ptr()))
 
 
 def _parts(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(islice(value.values(), _ITEMS))
-    if isinstance(value, list | tuple):
-        return list(islice(iter(value), _ITEMS)) if type(value).__iter__ in _ITERS else []
     kind = type(value)
+    if issubclass(kind, dict):
+        return list(islice(value.values(), _ITEMS))
+    if issubclass(kind, list | tuple):
+        return list(islice(iter(value), _ITEMS)) if kind.__iter__ in _ITERS else []
     if kind.__module__.split(".")[0] in _LIBRARIES:
         return []
-    held = getattr(value, "__dict__", None)
-    return list(islice(held.values(), _ITEMS)) if isinstance(held, dict) else []
+    held = stored(value)
+    return list(islice(held.values(), _ITEMS)) if held else []
 
 
 _ITERS = (list.__iter__, tuple.__iter__)

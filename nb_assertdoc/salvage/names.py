@@ -32,17 +32,22 @@ def reached(source: str | types.CodeType, namespace: Mapping[str, Any]) -> tuple
     todo: list[Any] = [_compile(source) if isinstance(source, str) else source]
     while todo and len(seen) < MOST_OBJECTS:
         value = todo.pop()
-        if isinstance(value, _LEAVES) or id(value) in seen:
+        if issubclass(type(value), _LEAVES) or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, types.CodeType):
+        if issubclass(type(value), types.CodeType):
             new = {
                 n for n in loads(value) if n in namespace and not hidden(n, namespace[n])
             } - found
             found |= new
             todo += [namespace[name] for name in new]
         else:
-            todo += _parts(value)
+            try:
+                todo += _parts(value)
+            except KeyboardInterrupt:
+                raise
+            except BaseException:  # an object of the user's may answer anything
+                continue
     return tuple(name for name in namespace if name in found)
 
 
@@ -122,7 +127,7 @@ def _parts(value: Any) -> Iterator[Any]:
 
 def attributes(value: Any) -> dict[str, Any]:
     """The attributes that an object stores, found without running code of its class."""
-    if isinstance(value, type):
+    if issubclass(type(value), type):
         return {}
     found: dict[str, Any] = {}
     for base in type(value).__mro__:
@@ -148,13 +153,13 @@ def path(name: str, root: Any, target: Any, most: int = 5_000) -> str:
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, dict):
+        if issubclass(type(value), dict):
             todo += [
                 (f"{words}[{key!r}]", v) for key, v in islice(value.items(), most) if _word(key)
             ]
-        elif isinstance(value, (list, tuple, deque)):
+        elif issubclass(type(value), (list, tuple, deque)):
             todo += [(f"{words}[{i}]", v) for i, v in enumerate(islice(value, most))]
-        elif isinstance(value, types.FunctionType) and value.__closure__:
+        elif issubclass(type(value), types.FunctionType) and value.__closure__:
             for free, cell in zip(value.__code__.co_freevars, value.__closure__, strict=True):
                 with contextlib.suppress(ValueError):  # a cell that is not filled yet
                     todo.append((f"{free} of {words}", cell.cell_contents))

@@ -14,7 +14,7 @@ def state_dicts(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str
     """The state dicts among the variables and one level within: `best`, `checkpoint['model']`."""
     torch: Any = sys.modules.get("torch")
     for name, value in list(namespace.items()) if torch is not None else ():
-        if name.startswith("_") or not isinstance(value, dict):
+        if name.startswith("_") or not issubclass(type(value), dict):
             continue
         parts = [(name, value)]
         parts += [
@@ -32,11 +32,11 @@ def state_dicts(namespace: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str
 def modules(value: Any) -> list[Any]:
     """A variable's module, else the modules among its attributes (`trainer.model`)."""
     module: Any = sys.modules["torch"].nn.Module
-    if isinstance(value, module):
+    if issubclass(type(value), module):
         return [value]
-    held = getattr(value, "__dict__", None) if not isinstance(value, type) else None
+    held = getattr(value, "__dict__", None) if not issubclass(type(value), type) else None
     parts = islice(held.values(), MOST_PARTS) if isinstance(held, dict) else ()
-    return [part for part in parts if isinstance(part, module)]
+    return [part for part in parts if issubclass(type(part), module)]
 
 
 def fits(state: Mapping[str, Any], module: Any, on_cpu: Any) -> bool:

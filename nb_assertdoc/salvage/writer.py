@@ -142,7 +142,9 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
         self.clock.armed = True
         try:
             self.dump(p.NAMESPACE if value is self.namespace else value)
-        except (Exception, OutOfTime, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of the user's, or the clock's
             self.clock.armed = False
             self._roll_back(mark, offset, end, spans, losses)
             self._lose(name, value, _why(error))
@@ -205,7 +207,9 @@ class _Writer(cloudpickle.Pickler):  # type: ignore[misc]
                 self._rules[kind] = rules.rule_for(kind)
             rule = self._rules[kind]
             return self.default(value) if rule is None else rule(self, value)
-        except (Exception, OutOfTime, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # of the user's, or the clock's
             if isinstance(error, OutOfTime) and self.clock.over():
                 raise
             return self._placeholder(value, error)

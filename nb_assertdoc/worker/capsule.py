@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .. import salvage
 from ..model import Order
 from . import rewind
@@ -42,6 +44,12 @@ class Capsule:
     def set_random(self) -> None:
         """Set the global random generators as they were when the cell began."""
         set_rng(self._random)
+
+    def set_defaults(self) -> None:
+        """Tensors are made as on the host where the code does not say how."""
+        torch.set_default_dtype(getattr(torch, self._order.default_dtype))
+        if self._order.default_device is not None:
+            torch.set_default_device(self._order.default_device)
 
     def _load(self, folders: Iterable[Path], namespace: dict[str, Any]) -> None:
         order = self._order

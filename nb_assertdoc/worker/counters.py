@@ -16,6 +16,7 @@ from typing import Any
 from ..frames import Cells, at_top, here
 
 _plain = enumerate
+_COUNTING = ("range", "count")
 _BARS = ("tqdm", "trange", "track", "progress_bar")
 
 
@@ -60,6 +61,43 @@ def counted(users: list[FrameType]) -> str | None:
         simple = [n for n in around if not hasattr(n, "body")]
         wanted |= set(_sources(simple[-1], scope)) if simple else set()
     return next(iter(sorted(counters & wanted)), None)
+
+
+def branching(users: list[FrameType]) -> str | None:
+    """What counts rounds and decides between two ways through the code, one of which runs."""
+    for frame in users:
+        scope = _scope(frame)
+        if scope is None:
+            continue
+        line = frame.f_lineno
+        around = [n for n in _inside(scope) if n.lineno <= line <= (n.end_lineno or n.lineno)]
+        tests = [n.test for n in around if isinstance(n, ast.If) and n.orelse and n.lineno < line]
+        simple = [n for n in around if not hasattr(n, "body")]
+        within = ast.walk(simple[-1]) if simple else ()
+        tests += [n.test for n in within if isinstance(n, ast.IfExp)]
+        wanted = {name for test in tests for name in _names(test)}
+        found = wanted & set(_changing(scope)) if wanted else set()
+        if found:
+            return min(found)
+    return None
+
+
+def _changing(scope: ast.AST) -> Iterator[str]:
+    """Names of what each round changes: counters, lists that grow, a range beside other data."""
+    for node in ast.walk(scope):
+        if isinstance(node, ast.AugAssign):
+            yield ast.unparse(node.target)
+        elif isinstance(node, ast.For | ast.While):
+            yield from _counters(node)
+        called = node.func if isinstance(node, ast.Call) else None
+        if isinstance(called, ast.Attribute) and called.attr in ("append", "add", "extend"):
+            yield ast.unparse(called.value)
+        if isinstance(node, ast.For) and isinstance(node.target, ast.Tuple):
+            parts = node.iter.args if isinstance(node.iter, ast.Call) else []
+            for target, part in zip(node.target.elts, parts, strict=False):
+                own = isinstance(part, ast.Call) and ast.unparse(part.func).endswith(_COUNTING)
+                if own and ast.unparse(node.iter).startswith("zip("):
+                    yield from _names(target)
 
 
 def _scope(frame: FrameType) -> ast.AST | None:

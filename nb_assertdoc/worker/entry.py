@@ -173,6 +173,7 @@ class Run:
         self._cell_began = time.monotonic()
         if self.order.history:
             self.capsule.set_random()
+        self.capsule.set_defaults()
         self.loaders.install()
         self.loops.start()
         self.checker.reset()

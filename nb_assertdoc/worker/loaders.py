@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import FrameType
 from typing import Any
 
@@ -24,7 +25,7 @@ from ..frames import Cells, data_key, here, loader_key, stack, user_frames
 from ..indexing import Usage
 from ..model import Bound, Order, Span
 from .batches import Path, field, path_to
-from .counters import counted
+from .counters import branching, counted
 from .sources import Batches, Given, Recorded, Window, marks, note_indices, one_process, set_rng
 
 _TEACHERS = 2  # batches that are run first, to learn what a step does and costs
@@ -120,6 +121,9 @@ class Loaders:
         newest = given or (self.recent[-1] if self.recent else None)
         if newest is not None and newest.doubt and (given or self.window.active):
             yield newest.doubt
+        branch = branching(users) if self.shortened else None
+        if branch is not None:
+            yield f"`{branch}` counts rounds and decides what is run, and the replay left some out"
         if given is not None:
             return
         if self._lacks_partner:
@@ -178,6 +182,7 @@ class Loaders:
                 self._windows.append(window)
             window.given += 1
             window.active = True
+            given = replace(given, loader=window.loader)
             self.recent.append(given)
             window.mine.append(given)
             yield given.batch

@@ -81,7 +81,7 @@ class Observer:
         direct = names.only_torch_between(stack, location, self._cells)
         seen = self._checker.seen.get(seen_key(usage))
         step, batch_size = self._step(users, under, of_data, usage, bad)
-        dataset = getattr(self._loaders.window.loader, "dataset", None)
+        dataset = getattr(self._loader_of(usage.tensor), "dataset", None)
         known = {**self._namespace, **location.f_locals}
         listed = next((a for a in (*args, *kwargs.values()) if isinstance(a, list | tuple)), ())
         call = places[-1].expression
@@ -131,7 +131,7 @@ class Observer:
     def scanned(self, observed: Observed, usage: Usage) -> Observed:
         """The same with the values of that field over the data set, as far as time allows."""
         window = self._loaders.window
-        loader = window.loader
+        loader = self._loader_of(usage.tensor)
         if loader is None or not window.active or observed.finding.bound is None:
             return observed
         paths = (path_to(given.batch, usage.tensor) for given in reversed(self._loaders.recent))
@@ -212,9 +212,10 @@ class Observer:
                 if rows and all(type(i) is int for i in chosen):
                     indices = tuple(chosen[r] for r in rows)
             if given is not None or of_data is not None:
+                loader = self._loader_of(usage.tensor)
                 split = names.split_of(
-                    names.name_of(window.loader, users),
-                    names.name_of(getattr(window.loader, "dataset", None), users),
+                    names.name_of(loader, users),
+                    names.name_of(getattr(loader, "dataset", None), users),
                 )
         step = Step(
             loop=rounds[-1].loop,
@@ -226,6 +227,12 @@ class Observer:
             left_out=tuple(self._loaders.left_out) if of_data is not None else (),
         )
         return step, size
+
+    def _loader_of(self, tensor: Tensor) -> Any:
+        """The loader that the tensor's values are from, else the innermost loop's."""
+        recent = reversed(self._loaders.recent)
+        given = next((g for g in recent if path_to(g.batch, tensor) is not None), None)
+        return given.loader if given is not None else self._loaders.window.loader
 
     def _given(self, tensor: Tensor, behind: int) -> tuple[Given | None, int | None]:
         """The batch that the faulty call works on, and the ordinal of the innermost loop's.

@@ -35,6 +35,7 @@ class Given:
     indices: Any
     batch: Any
     doubt: str | None = None  # why it may differ from the user's
+    loader: Any = None
 
 
 class Window:
