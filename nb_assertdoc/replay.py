@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -61,7 +62,7 @@ def run(
     """
     (folder / "order.json").write_bytes(to_json(order))
     (folder / "evidence.json").unlink(missing_ok=True)
-    with _Kernel(folder) as kernel:
+    with _own_loop(), _Kernel(folder) as kernel:
         kernel.begin(f"import nb_assertdoc.worker as _w; _w.prepare({str(folder)!r})")
         progress("loading the notebook's state")
         started = time.monotonic()
@@ -126,7 +127,7 @@ def try_out(code: str, folder: Path) -> float:
     Raises `WorkerError` when it does not start, or `code` fails there.
     """
     started = time.monotonic()
-    with _Kernel(folder) as kernel:
+    with _own_loop(), _Kernel(folder) as kernel:
         ready = time.monotonic() - started
         kernel.begin(code)
         if not kernel.wait(time.monotonic() + START_SECONDS, _Limit(kernel.pid, None)):
@@ -157,6 +158,33 @@ class _Limit:
         if now > self._most:
             self.reason = f"the replay needed more than {self._most / 1e9:.1f} GB of memory"
         return bool(self.reason)
+
+
+@contextlib.contextmanager
+def _own_loop() -> Iterator[None]:
+    """Keep jupyter_client before 8 out of the loop that runs, which is that of the user's kernel.
+
+    It would run its calls nested in that loop, and with them the kernel's own messages; the loop
+    then misses handles that it had counted (`IndexError: pop from an empty deque`), and the kernel
+    dies.
+    """
+    from jupyter_client._version import version_info
+
+    running = asyncio._get_running_loop()
+    if running is None or version_info >= (8,):
+        yield
+        return
+    own = asyncio.new_event_loop()
+    try:
+        asyncio._set_running_loop(None)
+        asyncio.set_event_loop(own)
+        yield
+    finally:
+        with _no_interrupt():
+            asyncio.set_event_loop(running)
+            asyncio._set_running_loop(running)
+            with contextlib.suppress(Exception):
+                own.close()
 
 
 class _Kernel:

@@ -285,3 +285,21 @@ def test_calls_in_inference_mode_are_checked(tmp_path: Path, real: bool) -> None
             finding = seen.finding
             found[finding.location.source.strip()] = (finding.op, list(finding.bad_values))
     assert found == INFERENCE
+
+
+def test_the_kernels_own_loop_does_not_run_meanwhile(start_kernel: Callable[..., Kernel]) -> None:
+    """What waits in it would run nested in the cell, and can take the kernel down."""
+    kernel = start_kernel(simulated_gpu=True, extension=True)
+    kernel.run(
+        "import asyncio\nticks = []\nasync def tick():\n    while True:\n"
+        "        ticks.append(1)\n        await asyncio.sleep(0.01)\n"
+        "task = asyncio.ensure_future(tick())"
+    )
+    asked = kernel.run(
+        "before = len(ticks)\nget_ipython().run_cell_magic('cpu_replay', '', 'n = 1')\n"
+        "after = len(ticks)"
+    )
+    assert asked.report["confidence"] == "clean"
+    assert kernel.value("0 < before == after") is True
+    assert kernel.value("len(ticks) > after") is True
+    kernel.run("task.cancel()")
