@@ -103,12 +103,18 @@ def compiled(cell: str) -> CodeType:
     return code
 
 
+def parsed(cell: str) -> ast.Module | None:
+    """A cell's Python; None where it is none."""
+    try:
+        return ast.parse(body(cell))
+    except (SyntaxError, ValueError):
+        return None
+
+
 def loops(cell: str) -> bool:
     """True where the cell itself runs a loop; one inside a function that it defines is none."""
-    try:
-        inside: list[ast.AST] = list(ast.parse(body(cell)).body)
-    except (SyntaxError, ValueError):
-        return False
+    tree = parsed(cell)
+    inside: list[ast.AST] = list(tree.body) if tree is not None else []
     for node in inside:
         if isinstance(node, ast.For | ast.AsyncFor | ast.While):
             return True

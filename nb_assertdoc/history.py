@@ -10,7 +10,7 @@ import types
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .frames import body, compiled
+from .frames import body, compiled, parsed
 from .model import Source
 
 _STEPS = {"backward", "step", "zero_grad"}  # of training: it makes no data
@@ -128,28 +128,18 @@ def with_makers(
     return result | {i for i in seeding if any(i < j for j in first_again)}
 
 
-def parsed(cell: str) -> ast.Module | None:
-    """A cell's Python; None where it is none."""
-    try:
-        return ast.parse(body(cell))
-    except (SyntaxError, ValueError):
-        return None
-
-
 def acts(cell: str) -> bool:
     """The cell may change the notebook's state: it does more than look at it or import."""
     tree = parsed(cell)
-    if tree is None:
-        return False
-    return any(isinstance(node, _ACTS) or _alters(node) for node in ast.walk(tree))
+    return tree is not None and any(
+        isinstance(node, _ACTS) or _alters(node) for node in ast.walk(tree)
+    )
 
 
 def calls(cell: str) -> bool:
     """The cell calls something as it runs: it does more than import, define and set."""
-    try:
-        waiting: list[ast.AST] = [ast.parse(body(cell))]
-    except (SyntaxError, ValueError):
-        return False
+    tree = parsed(cell)
+    waiting: list[ast.AST] = [tree] if tree is not None else []
     while waiting:
         node = waiting.pop()
         if isinstance(node, ast.Call):

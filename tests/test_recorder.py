@@ -228,3 +228,16 @@ def test_copies_are_not_older_than_what_was_written(start_kernel):
     assert kernel.value("first") == ([3], [5])
     assert kernel.value("second") == ([8], [5])
     assert kernel.value("third")[0] in (None, [9])
+
+
+def test_tensors_without_one_place_are_copied_too(start_kernel):
+    """A sparse tensor among the variables keeps the recorder from nothing."""
+    kernel = start_kernel(simulated_gpu=True, extension=True, settings={"replay": False})
+    kernel.run(START)
+    kernel.run("sparse = torch.eye(3).long().to_sparse().cuda()\nids = torch.tensor([3]).cuda()")
+    seen = kernel.run("held = recorder.current.integers[id(ids)][1].tolist()\n"
+                      "noted = recorder.current.bindings is not None")  # fmt: skip
+
+    assert seen.error is None, seen.text
+    assert seen.text == ""
+    assert (kernel.value("held"), kernel.value("noted")) == ([3], True)

@@ -50,7 +50,7 @@ def assemble(
         doubts.append(contradiction)
     if doubts:  # they belong to the replay that found the fault
         at = next(i for i, t in enumerate(tries) if best in t.observed)
-        named = (*dict.fromkeys(doubts), *replays[at].differences)
+        named = tuple(dict.fromkeys((*doubts, *replays[at].differences)))
         replays = (
             *replays[:at],
             msgspec.structs.replace(replays[at], differences=named),

@@ -91,7 +91,7 @@ def _set_in_modules(
     found = {
         ast.unparse(node)
         for each in earlier
-        for node in ast.walk(history.parsed(each.source) or ast.Module([], []))
+        for node in ast.walk(frames.parsed(each.source) or ast.Module([], []))
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
         and isinstance(node.value, ast.Name)

@@ -196,7 +196,7 @@ class Bindings:
         lost = self._state.changes(namespace)[1]
         if lost:
             found += set(lost) & set(salvage.reached(frames.body(cell), namespace))
-        tree = _parsed(cell)
+        tree = frames.parsed(cell)
         if tree is not None:
             found += [
                 n
@@ -252,13 +252,6 @@ def _array_bytes(value: Any, library: str) -> int:
     if library == "numpy":
         return int(getattr(value, "nbytes", 0))
     return 8 * int(getattr(value, "size", 0)) if library == "pandas" else 0
-
-
-def _parsed(cell: str) -> ast.AST | None:
-    try:
-        return ast.parse(frames.body(cell))
-    except (SyntaxError, ValueError):
-        return None
 
 
 def _ran(node: ast.AST, tree: ast.AST, reached: int | None) -> bool:

@@ -21,9 +21,8 @@ class IntegerCopies:
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
-        self._known: dict[
-            int, tuple[Any, tuple[int, int] | None, Any]
-        ] = {}  # weak reference, version, copy
+        # By `id`: a weak reference to the tensor, its version, the copy.
+        self._known: dict[int, tuple[Any, tuple[int, int] | None, Any]] = {}
         self._buffers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def take(
@@ -117,7 +116,10 @@ def _version(tensor: Any) -> tuple[int, int] | None:
 
     None for a tensor of `inference_mode`, which does not count.
     """
-    return None if tensor.is_inference() else (int(tensor._version), int(tensor.data_ptr()))
+    if tensor.is_inference():
+        return None
+    strided = str(tensor.layout) == "torch.strided"  # another has no one place
+    return int(tensor._version), int(tensor.data_ptr()) if strided else 0
 
 
 def _parts(value: Any) -> list[Any]:

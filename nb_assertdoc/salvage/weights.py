@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from itertools import islice
@@ -34,8 +35,10 @@ def modules(value: Any) -> list[Any]:
     module: Any = sys.modules["torch"].nn.Module
     if issubclass(type(value), module):
         return [value]
-    held = getattr(value, "__dict__", None) if not issubclass(type(value), type) else None
-    parts = islice(held.values(), MOST_PARTS) if isinstance(held, dict) else ()
+    held: Any = None
+    with contextlib.suppress(AttributeError):  # what its class makes of looking at it is not asked
+        held = object.__getattribute__(value, "__dict__")
+    parts = islice(held.values(), MOST_PARTS) if type(held) is dict else ()
     return [part for part in parts if issubclass(type(part), module)]
 
 

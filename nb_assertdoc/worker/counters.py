@@ -49,37 +49,39 @@ def counted(users: list[FrameType]) -> str | None:
     """A counter of rounds on which the statements that run depend, by the text of the code."""
     counters: set[str] = set()
     wanted: set[str] = set()
-    for frame in users:
-        scope = _scope(frame)
-        if scope is None:
-            continue
-        line = frame.f_lineno
-        around = [n for n in _inside(scope) if n.lineno <= line <= (n.end_lineno or n.lineno)]
+    for scope, around, statement, _ in _running(users):
         for loop in around:
             if isinstance(loop, ast.For | ast.While):
                 counters |= set(_counters(loop))
-        simple = [n for n in around if not hasattr(n, "body")]
-        wanted |= set(_sources(simple[-1], scope)) if simple else set()
+        wanted |= _sources(statement, scope) if statement is not None else set()
     return next(iter(sorted(counters & wanted)), None)
 
 
 def branching(users: list[FrameType]) -> str | None:
     """What counts rounds and decides between two ways through the code, one of which runs."""
-    for frame in users:
-        scope = _scope(frame)
-        if scope is None:
-            continue
-        line = frame.f_lineno
-        around = [n for n in _inside(scope) if n.lineno <= line <= (n.end_lineno or n.lineno)]
+    for scope, around, statement, line in _running(users):
         tests = [n.test for n in around if isinstance(n, ast.If) and n.orelse and n.lineno < line]
-        simple = [n for n in around if not hasattr(n, "body")]
-        within = ast.walk(simple[-1]) if simple else ()
+        within = ast.walk(statement) if statement is not None else ()
         tests += [n.test for n in within if isinstance(n, ast.IfExp)]
         wanted = {name for test in tests for name in _names(test)}
         found = wanted & set(_changing(scope)) if wanted else set()
         if found:
             return min(found)
     return None
+
+
+def _running(
+    users: list[FrameType],
+) -> Iterator[tuple[ast.AST, list[ast.stmt], ast.stmt | None, int]]:
+    """Of each frame the function or cell, the statements around its line, the one that runs, and
+    the line."""
+    for frame in users:
+        scope, line = _scope(frame), frame.f_lineno
+        if scope is not None:
+            inside = _inside(scope)
+            around = [n for n in inside if n.lineno <= line <= (n.end_lineno or n.lineno)]
+            simple = [n for n in around if not hasattr(n, "body")]
+            yield scope, around, simple[-1] if simple else None, line
 
 
 def _changing(scope: ast.AST) -> Iterator[str]:

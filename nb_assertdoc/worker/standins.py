@@ -62,18 +62,21 @@ class StandIns:
         states = list(weights.state_dicts(namespace))
         found: dict[str, None] = {}
         done: set[int] = set()
+        redrawn = False
         for name, value in list(namespace.items()):
             for root in weights.modules(value):
                 for module in root.modules():
                     if id(module) not in done and _reset(module):
                         done.add(id(module))
                 copies = [(w, s) for w, s in states if weights.fits(s, root, _on_cpu)]
-                if copies and _lost(root.named_parameters()):
+                lost = bool(_lost(root.named_parameters()))
+                redrawn |= lost and not copies
+                if copies and lost:
                     words, state = copies[-1]  # the name that was made last
                     _fill(root, state)
                     told = f"weights of `{name}` were only on the GPU: those of `{words}` are used"
                     found[told] = None
-        if done and not found:
+        if redrawn:
             told = "weights that were only on the GPU were made anew by their modules' initialisers"
             found[told] = None
         if self._made_up:
