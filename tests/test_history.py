@@ -218,3 +218,8 @@ def test_weights_of_a_copy_on_the_cpu(start_kernel) -> None:
         assert report["confidence"] == "likely"
         values = report["finding"]["bad_values"]
         assert values == pytest.approx(kernel.value("expected")[: len(values)], abs=1e-5)
+
+    kernel.run("del best, checkpoint, saved\nnet = nn.Sequential(nn.Linear(6, 6)).cuda()")
+    cell = "%%cpu_replay --engine cpu\nnn.BCELoss()(net(x.cuda()), torch.ones(64, 6).cuda())"
+    first, second = (kernel.run(cell).report["finding"]["bad_values"] for _ in range(2))
+    assert first == second  # without a copy they are drawn, the same in every replay

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import contextlib
 import os
 import pathlib
@@ -59,8 +60,8 @@ import replays
 import nb_assertdoc.worker.entry
 assert nb_assertdoc.worker.entry.__file__.startswith({site!r})
 os.environ.update(PYTHONPATH={other!r}, IPYTHONDIR={profile!r})
-cell = '''import nb_assertdoc.worker.entry as entry, pathlib, queue
-raise OSError(f"{{entry}} {{pathlib}} {{queue}}")'''
+cell = '''import nb_assertdoc.worker.entry as entry, pathlib, queue, colorsys
+raise OSError(f"{{entry}} {{pathlib}} {{queue}} {{colorsys}}")'''
 print(replays.run(cell, pathlib.Path({order!r})).error.message)
 """
 
@@ -71,7 +72,7 @@ def test_the_worker_is_of_the_very_package_that_the_host_has(tmp_path: Path) -> 
     package = Path(nb_assertdoc.__file__).parent
     site, other, home = (tmp_path / name for name in ("site", "other", "order/home"))
     shutil.copytree(package, site / "nb_assertdoc", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pathlib", "typing", "queue", "ipykernel_launcher"):
+    for name in ("pathlib", "typing", "queue", "colorsys", "ipykernel_launcher"):
         (site / f"{name}.py").write_text("raise ImportError('a backport')")
     for folder in (other, home):
         (folder / "nb_assertdoc").mkdir(parents=True)
@@ -94,6 +95,7 @@ def test_the_worker_is_of_the_very_package_that_the_host_has(tmp_path: Path) -> 
     assert f"'{site}/nb_assertdoc/worker/entry.py'" in done.stdout, done.stderr
     assert f"'{pathlib.__file__}'" in done.stdout
     assert f"'{queue.__file__}'" in done.stdout
+    assert f"'{colorsys.__file__}'" in done.stdout  # nobody has imported it before the cell
     assert (other / "loaded").exists(), "the configuration had loaded another one"
 
 

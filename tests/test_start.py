@@ -116,21 +116,24 @@ def test_tensors_are_made_as_the_notebook_has_set_it(tmp_path: Path) -> None:
     assert observed.finding.bad_values == (28,)  # of float32 it would be 29
 
 
-def test_values_are_from_the_loader_that_gave_them(tmp_path: Path) -> None:
+def test_values_are_from_the_loader_that_gave_them(start_kernel: Start) -> None:
     """Not from the one whose loop is under way."""
-    evidence = replays.run(
+    kernel = start_kernel(simulated_gpu=True, extension=True)
+    kernel.run(
         "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
         "train = DataLoader(TensorDataset(torch.arange(12)), 2)\n"
-        "val = DataLoader(TensorDataset(torch.cat([torch.arange(7), torch.tensor([99])])), 4)\n"
-        "table, them = torch.nn.Embedding(50, 2), iter(val)\n"
-        "for i, (x,) in enumerate(train):\n    table(x)\n    if i == 2: table(next(them)[0])\n"
-        "    if i == 4: table(next(them)[0])",
-        tmp_path / "order",
+        "val = DataLoader(TensorDataset(torch.cat([torch.arange(7), torch.tensor([99])])), 2)\n"
+        "table = torch.nn.Embedding(50, 2).cuda()"
     )
-    (observed,) = evidence.observed
-    step = observed.finding.step
-    assert step is not None
-    assert (step.split, step.dataset_indices) == ("validation", (7,))
+    crashed = kernel.run(
+        "them = iter(val)\nfor i, (x,) in enumerate(train):\n    table(x.cuda()).sum().item()\n"
+        "    y, = next(them)\n    table(y.cuda()).sum().item()\n    print(i)"
+    )
+
+    assert crashed.stdout == "0\n1\n2\n"
+    step = crashed.report["finding"]["step"]
+    assert (step["split"], step["dataset_indices"]) == ("validation", [7])
+    assert step["iteration"] == 3
 
 
 HOSTILE = """
